@@ -1,0 +1,1 @@
+"""kvformat: one verified file for an LLM KV cache."""
