@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, isqrt, prod
+from math import prod
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -34,7 +34,10 @@ Bytes: TypeAlias = NDArray[np.uint8]
 FILLER: Final = 128
 SIDE_MULTIPLE: Final = 16
 SAMPLES_PER_PICTURE: Final = 2**21
-"""What the writer's candidates keep to a plane; x265 needs about ten times that in memory."""
+"""What the writer's candidates keep to a plane; x265 needs seven times three of them a frame."""
+_TIME_TILE_WIDTH: Final = 8
+_TIME_TILE_HEIGHT: Final = 2048
+_FILLER_RATIO: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +213,111 @@ def _aligned_runs(
             unit = prod(radix[depth + 1 :])
         digit = start // unit % radix[depth]
         count = min(radix[depth] - digit, (stop - start) // unit)
-        leading = tuple(
-            start // prod(radix[i + 1 :]) % radix[i] for i in range(depth)
-        )
+        leading = tuple(start // prod(radix[i + 1 :]) % radix[i] for i in range(depth))
         end = start + count * unit
         yield slice(start, end), (*leading, slice(digit, digit + count))
         start = end
+
+
+# ---------------------------------------------------------------------------------------------
+# What a writer chooses from
+
+
+def candidate_layouts(tokens: int, channels: int) -> list[Layout]:
+    """The layouts worth trying for a segment of ``tokens`` x ``channels``, most general last.
+
+    The same arguments give the same list. Each layout holds the segment, keeps to the limits of
+    the spec and to ``SAMPLES_PER_PICTURE`` unless one token needs more. In this order, as far
+    as they do not waste more than a third of the samples on filler:
+
+    1. token as time, tiles of eight columns: keys that resemble their predecessor;
+    2. channels as rows with two rows a channel: few bits, or strong drift along the tokens;
+    3. rows with 4 x 4 tokens folded: values;
+    4. rows are tokens: always present.
+    """
+    tokens = max(tokens, 1)
+    candidates = (
+        _time(tokens, channels),
+        _channel_rows(tokens, channels),
+        _rows(tokens, channels, 4, 4),
+    )
+    bound = _FILLER_RATIO * tokens * channels
+    good = [
+        la
+        for la in candidates
+        if la is not None
+        and la.width * la.height * la.frames <= bound
+        and la.width * la.height <= SAMPLES_PER_PICTURE
+        and not fault(la, tokens, channels)
+    ]
+    return [*good, _rows(tokens, channels, 1, 1)]
+
+
+def tail_layout(layout: Layout, tokens: int) -> Layout:
+    """``layout`` for a shorter segment of ``tokens``: fewer frames of the same picture size."""
+    return replace(layout, frames=max(1, _up(tokens, layout.fold * layout.cells)))
+
+
+def _time(tokens: int, channels: int) -> Layout | None:
+    """Small pictures, many frames: each cell holds a run of consecutive tokens, one a frame."""
+    tile_width = _TIME_TILE_WIDTH
+    while _up(channels, tile_width) > _TIME_TILE_HEIGHT:
+        tile_width *= 2
+    tile_height = _up(channels, tile_width)
+    grid = _repeats(tile_height), _repeats(tile_width)
+    frames = _up(tokens, grid[0] * grid[1])
+    if frames < 2:
+        return None
+    return _layout("time", (tile_height, tile_width), grid, frames, (1, 1))
+
+
+def _channel_rows(tokens: int, channels: int) -> Layout | None:
+    """Each channel is two rows of tokens; the columns are sorted, so neighbours are alike."""
+    fold_height = 2
+    height = _padded(channels * fold_height)
+    widest = min(SAMPLES_PER_PICTURE // height, LIMITS.picture_side) // SIDE_MULTIPLE
+    if widest < 1:
+        return None
+    frames = _up(tokens, fold_height * widest * SIDE_MULTIPLE)
+    fold_width = _padded(_up(tokens, fold_height * frames))
+    return _layout("raster", (channels, 1), (1, 1), frames, (fold_height, fold_width))
+
+
+def _rows(tokens: int, channels: int, fold_height: int, fold_width: int) -> Layout:
+    """Each grid row is one fold of tokens (several side by side where channels are few)."""
+    tile_height = _up(channels * fold_width, LIMITS.picture_side)
+    tile_width = _up(channels, tile_height)
+    columns = _repeats(tile_width * fold_width)
+    width = _padded(columns * tile_width * fold_width)
+    groups = _up(tokens, fold_height * fold_width)
+    rows = _up(groups, columns)
+    high = min(SAMPLES_PER_PICTURE // width, LIMITS.picture_side) // SIDE_MULTIPLE * SIDE_MULTIPLE
+    frames = _up(rows, max(1, high // (tile_height * fold_height)))
+    grid = _up(rows, frames), columns
+    fold = fold_height, fold_width
+    return _layout("raster", (tile_height, tile_width), grid, _up(rows, grid[0]), fold)
+
+
+def _repeats(side: int) -> int:
+    """How often to repeat ``side`` samples so that little of the padded picture side is lost."""
+    if side >= LIMITS.picture_side_minimum:
+        return 1
+    counts = range(1, _up(2 * LIMITS.picture_side_minimum, side) + 1)
+    return min(counts, key=lambda count: (_padded(count * side) / (count * side), count))
+
+
+def _layout(
+    order: Order, tile: tuple[int, int], grid: tuple[int, int], frames: int, fold: tuple[int, int]
+) -> Layout:
+    height, width = (_padded(tile[i] * grid[i] * fold[i]) for i in (0, 1))
+    return Layout(order, *tile, *grid, frames, *fold, width=width, height=height)
+
+
+def _padded(side: int) -> int:
+    """The picture side that holds ``side`` samples."""
+    return max(LIMITS.picture_side_minimum, _up(side, SIDE_MULTIPLE) * SIDE_MULTIPLE)
+
+
+def _up(value: int, unit: int) -> int:
+    """Whole units that hold ``value``."""
+    return -(-value // unit)

@@ -152,7 +152,9 @@ def cache_tensors(cache: Any) -> dict[str, Any]:
 def versions() -> str:
     """Return the versions of the packages that took part, as one string."""
     python = f"python=={sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
-    return " ".join([python, *(f"{name}=={importlib.metadata.version(name)}" for name in VERSIONED)])
+    return " ".join(
+        [python, *(f"{name}=={importlib.metadata.version(name)}" for name in VERSIONED)]
+    )
 
 
 def display_name(path: Path) -> str:
@@ -225,14 +227,6 @@ def positive(text: str) -> int:
     return value
 
 
-def not_negative(text: str) -> int:
-    """Parse a non-negative integer of the command line."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return value
-
-
 def main(argv: Sequence[str]) -> None:
     """Parse the command line and capture."""
     parser = argparse.ArgumentParser(
@@ -240,11 +234,13 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--output", type=Path, required=True, help="safetensors file to write")
     parser.add_argument("--tokens", type=positive, default=2048, help="tokens to capture")
-    parser.add_argument("--skip", type=not_negative, default=0, help="tokens of text to skip first")
+    parser.add_argument("--skip", type=int, default=0, help="tokens of text to skip first")
     parser.add_argument("--text", type=Path, action="append", default=[], help="text (repeatable)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="model dtype")
     parser.add_argument("--chunk", type=positive, default=512, help="tokens a forward pass")
     args = parser.parse_args(argv)
+    if args.skip < 0:
+        parser.error("--skip must not be negative")
     capture(args, shlex.join(["python", "tools/capture_kv.py", *argv]))
 
 

@@ -1,0 +1,1 @@
+"""Codecs: one small file each behind one interface."""

@@ -1,0 +1,244 @@
+"""KV caches in memory: what a writer takes and a reader gives back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvformat.dtypes import name_of
+from kvformat.errors import UsageError
+from kvformat.groups import Extent, Group
+
+_TENSOR_NAME: Final = re.compile(r"layers\.(0|[1-9][0-9]*)\.([a-z0-9][a-z0-9-]{0,47})")
+STATE: Final = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTensors:
+    """A group and its source tensors: one array ``[T, H, D]`` per layer, any strides.
+
+    A state group has arrays ``[1, H, D]``. Arrays may be memory-mapped.
+    """
+
+    group: Group
+    layers: tuple[NDArray[Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A KV cache to be written: ``token_count`` tokens in groups of equal shape and dtype."""
+
+    token_count: int
+    groups: tuple[GroupTensors, ...]
+
+    @staticmethod
+    def from_kv(
+        kv: NDArray[Any], *, head_start: int = 0, heads_total: int | None = None
+    ) -> Cache:
+        """A canonical array ``[2, L, T, H, D]``: keys, then values, all layers in one dtype."""
+        if not isinstance(kv, np.ndarray) or kv.ndim != 5 or kv.shape[0] != 2:
+            raise UsageError(
+                "input.shape",
+                "the cache is not a canonical array",
+                expected="[2, layers, tokens, heads, head_dim]",
+                found=list(getattr(kv, "shape", ())) or type(kv).__name__,
+            )
+        tensors = {
+            f"layers.{layer}.{role}": kv[index, layer]
+            for index, role in enumerate(("key", "value"))
+            for layer in range(kv.shape[1])
+        }
+        return Cache.from_tensors(tensors, head_start=head_start, heads_total=heads_total)
+
+    @staticmethod
+    def from_tensors(
+        tensors: Mapping[str, NDArray[Any]],
+        *,
+        token_count: int | None = None,
+        first_position: int = 0,
+        head_start: int = 0,
+        heads_total: int | None = None,
+    ) -> Cache:
+        """Arrays ``[T, H, D]`` named ``layers.{i}.{role}``; role ``state`` has any shape [H, ...].
+
+        Layers of one role with equal dtype and shape become a group. A layer that holds fewer
+        tokens than the longest is taken as a sliding window that holds the last ones.
+        ``heads_total`` defaults to the heads held.
+        """
+        found: dict[tuple[str, str, tuple[int, ...]], dict[int, NDArray[Any]]] = {}
+        for name, tensor in tensors.items():
+            match = _TENSOR_NAME.fullmatch(name)
+            if not match:
+                raise UsageError(
+                    "input.shape",
+                    "a tensor name is not understood",
+                    where=ascii(name[:80]),
+                    expected="layers.NUMBER.ROLE, for example layers.0.key",
+                )
+            array = np.asarray(tensor)
+            layer, role = int(match[1]), match[2]
+            _check_shape(name, array, role)
+            found.setdefault((role, name_of(array.dtype), array.shape), {})[layer] = array
+        if not found:
+            raise UsageError("input.shape", "the cache has no tensors")
+        lengths = [shape[0] for role, _, shape in found if role != STATE]
+        count = token_count if token_count is not None else max(lengths, default=0)
+        if max(lengths, default=0) > count:
+            raise UsageError(
+                "input.shape",
+                "a tensor has more tokens than the cache",
+                expected=f"at most {count}",
+                found=max(lengths),
+            )
+        roles = [role for role, _, _ in sorted(found, key=lambda key: (key[0], min(found[key])))]
+        groups: list[GroupTensors] = []
+        seen: dict[str, int] = {}
+        for key in sorted(found, key=lambda key: (key[0], min(found[key]))):
+            role, dtype, shape = key
+            seen[role] = seen.get(role, 0) + 1
+            name = role if roles.count(role) == 1 else f"{role}-{seen[role]}"
+            groups.append(
+                _make_group(
+                    name,
+                    role,
+                    dtype=dtype,
+                    arrays=found[key],
+                    count=count,
+                    first_position=first_position,
+                    head_start=head_start,
+                    heads_total=heads_total,
+                )
+            )
+        return Cache(count, tuple(groups))
+
+
+def _check_shape(name: str, array: NDArray[Any], role: str) -> None:
+    good = array.ndim >= 2 if role == STATE else array.ndim == 3
+    if not good or 0 in array.shape[1 if role != STATE else 0 :]:
+        raise UsageError(
+            "input.shape",
+            "a tensor has the wrong shape",
+            where=name,
+            expected="[heads, ...]" if role == STATE else "[tokens, heads, head_dim]",
+            found=list(array.shape),
+        )
+
+
+def _make_group(
+    name: str,
+    role: str,
+    *,
+    dtype: str,
+    arrays: Mapping[int, NDArray[Any]],
+    count: int,
+    first_position: int,
+    head_start: int,
+    heads_total: int | None,
+) -> GroupTensors:
+    layers = tuple(sorted(arrays))
+    shape = arrays[layers[0]].shape
+    extent = Extent()
+    if role == STATE:
+        heads = shape[0]
+        extent = Extent("state", shape=tuple(shape[1:]))
+        members = tuple(arrays[layer].reshape(1, heads, -1) for layer in layers)
+    else:
+        heads = shape[1]
+        members = tuple(arrays[layer] for layer in layers)
+        if shape[0] < count:
+            extent = Extent(
+                "window", held_start=count - shape[0], cumulative_tokens=first_position + count
+            )
+    group = Group(
+        name=name,
+        role=role,
+        dtype=dtype,
+        layers=layers,
+        heads=heads,
+        head_dim=members[0].shape[2],
+        heads_total=heads_total if heads_total is not None else head_start + heads,
+        head_start=head_start,
+        tokens=extent,
+    )
+    return GroupTensors(group, members)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredGroup:
+    """A restored part of one group: ``array`` is ``[L, T, H, D]`` in the group's dtype."""
+
+    group: Group
+    array: NDArray[Any]
+    layers: tuple[int, ...]
+    token_start: int
+    head_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored(Mapping[str, NDArray[Any]]):
+    """What ``Artifact.read`` returns: group name to array ``[L, T, H, D]``.
+
+    ``track`` is the track that was read. ``groups`` has the coordinates of each array.
+    """
+
+    track: str
+    groups: dict[str, RestoredGroup]
+    base: NDArray[Any] | None = field(default=None, repr=False)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.groups[name].array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def kv(self) -> NDArray[Any]:
+        """The canonical array ``[2, L, T, H, D]``, without a copy where keys and values match.
+
+        Raises ``usage.selection`` when the parts read are not one key and one value group of
+        equal layers and shape.
+        """
+        if self.base is None:
+            raise UsageError(
+                "usage.selection",
+                "these groups do not form one array [2, layers, tokens, heads, head_dim]",
+                found=", ".join(
+                    f"{name} {list(item.array.shape)}" for name, item in self.groups.items()
+                ),
+                next_step="Take the groups one by one",
+            )
+        return self.base
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Views named ``layers.{i}.{role}``: ``[T, H, D]``, or a state in its own shape."""
+        result: dict[str, NDArray[Any]] = {}
+        for item in self.groups.values():
+            for index, layer in enumerate(item.layers):
+                array = item.array[index]
+                if item.group.tokens.kind == STATE:
+                    array = array[0].reshape(-1, *item.group.tokens.shape)
+                result[f"layers.{layer}.{item.group.role}"] = array
+        return result
+
+
+def kv_pair(groups: Sequence[Group]) -> bool:
+    """Whether two groups, in this order, can be one canonical array."""
+    if [item.role for item in groups] != ["key", "value"]:
+        return False
+    key, value = groups
+    return (key.layers, key.heads, key.head_dim, key.head_start, key.dtype, key.tokens) == (
+        value.layers,
+        value.heads,
+        value.head_dim,
+        value.head_start,
+        value.dtype,
+        value.tokens,
+    )

@@ -1,0 +1,328 @@
+"""The only module that touches files and networks: exact range reads, atomic publication.
+
+Reading: ``open_source`` gives a ``Source`` whose ``read`` returns exactly the bytes asked for or
+raises ``StorageError``; ``read_front`` may return less, at the end of the file only. There is no
+HEAD request, no listing and no file-object cache (spec section 11.1).
+
+Writing: ``publish`` makes an artifact visible under its name in one step, or not at all (section
+11.4). Locally the bytes go to an unnamed or temporary file in the target's directory, the front
+last, then fsync and a create-only link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from kvformat.errors import KvformatError, StorageError, UsageError
+
+PREFETCH_BYTES: Final = 262_144
+COPY_BYTES: Final = 8 * 2**20
+
+
+class Source(Protocol):
+    """A readable artifact."""
+
+    @property
+    def name(self) -> str:
+        """The URL, for messages."""
+
+    def size(self) -> int | None:
+        """Length in bytes where that is known without a request."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset``."""
+
+    def read_front(self, length: int) -> bytes:
+        """The first ``length`` bytes, or the whole file if it is shorter."""
+
+    def close(self) -> None:
+        """Give back what is open."""
+
+
+def local_path(url: str) -> Path | None:
+    """The local path behind ``url``, or None if it names another kind of storage."""
+    if url.startswith(("file://", "local://")):
+        return Path(unquote(urlsplit(url).path))
+    head = url.split("::", 1)[0]
+    if "::" in url and head.replace("+", "").isalnum():
+        return None
+    return None if "://" in url else Path(url)
+
+
+@contextlib.contextmanager
+def storage_errors(name: str, code: str, doing: str) -> Iterator[None]:
+    """Turn whatever a file system or network library raises into a ``StorageError``."""
+    try:
+        yield
+    except KvformatError:
+        raise
+    except FileNotFoundError as error:
+        raise StorageError(
+            "io.not-found", "there is no such file", where=name, next_step="Check the path"
+        ) from error
+    except FileExistsError as error:
+        raise StorageError(
+            "io.exists",
+            "the target exists already",
+            where=name,
+            next_step="Choose another name, or allow overwriting",
+        ) from error
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise StorageError(code, f"{doing} failed: {reason}", where=name) from error
+
+
+def _short(name: str, offset: int, length: int, found: int) -> StorageError:
+    return StorageError(
+        "io.short",
+        "the storage returned another number of bytes than asked",
+        where=f"{name}, byte {offset}",
+        expected=length,
+        found=found,
+        next_step="The file may be truncated or was replaced: fetch it again",
+    )
+
+
+class LocalSource:
+    """A local file, read with positioned reads; safe to share between threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with storage_errors(str(path), "io.read", "opening the file"):
+            self._file = path.open("rb", buffering=0)
+            self._size = os.fstat(self._file.fileno()).st_size
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self._path)
+
+    def size(self) -> int | None:
+        """Length in bytes when the file was opened."""
+        return self._size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset``."""
+        data = self._read(offset, length)
+        if len(data) != length:
+            raise _short(self.name, offset, length, len(data))
+        return data
+
+    def read_front(self, length: int) -> bytes:
+        """The first ``length`` bytes, or the whole file."""
+        return self._read(0, length)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        with storage_errors(self.name, "io.read", "reading"):
+            if hasattr(os, "pread"):
+                data = os.pread(self._file.fileno(), length, offset)
+                while 0 < len(data) < length:
+                    more = os.pread(self._file.fileno(), length - len(data), offset + len(data))
+                    if not more:
+                        break
+                    data += more
+                return data
+            with self._lock:
+                self._file.seek(offset)
+                return self._file.read(length) or b""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class FsspecSource:
+    """Any other fsspec URL, through ``cat_file`` with every length checked."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None) -> None:
+        import fsspec
+
+        self._url = url
+        with storage_errors(url, "io.read", "opening the URL"):
+            self._fs, self._path = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
+
+    @property
+    def name(self) -> str:
+        """The URL."""
+        return self._url
+
+    def size(self) -> int | None:
+        """Unknown: no request is made for it."""
+        return None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset``."""
+        data = self._cat(offset, length)
+        if len(data) != length:
+            raise _short(self._url, offset, length, len(data))
+        return data
+
+    def read_front(self, length: int) -> bytes:
+        """The first ``length`` bytes, or the whole file."""
+        data = self._cat(0, length)
+        if len(data) > length:
+            raise _short(self._url, 0, length, len(data))
+        return data
+
+    def _cat(self, offset: int, length: int) -> bytes:
+        with storage_errors(self._url, "io.read", "reading"):
+            return bytes(self._fs.cat_file(self._path, start=offset, end=offset + length))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class BytesSource:
+    """An artifact in memory."""
+
+    def __init__(self, data: bytes, name: str = "memory") -> None:
+        self._data = data
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """A label."""
+        return self._name
+
+    def size(self) -> int | None:
+        """Length in bytes."""
+        return len(self._data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset``."""
+        data = self._data[offset : offset + length]
+        if len(data) != length:
+            raise _short(self._name, offset, length, len(data))
+        return data
+
+    def read_front(self, length: int) -> bytes:
+        """The first ``length`` bytes, or all."""
+        return self._data[:length]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def open_source(
+    url: str | os.PathLike[str] | bytes, storage_options: Mapping[str, Any] | None = None
+) -> Source:
+    """The source behind a path, an fsspec URL, or the bytes of an artifact."""
+    if isinstance(url, bytes):
+        return BytesSource(url)
+    text = os.fspath(url)
+    if "\0" in text or not text:
+        raise UsageError("usage.argument", "this is not a path or URL", found=ascii(text[:80]))
+    path = local_path(text)
+    return LocalSource(path) if path is not None else FsspecSource(text, storage_options)
+
+
+def spool(near: Path | None = None) -> IO[bytes]:
+    """An unnamed temporary file, in the directory ``near`` if that is given."""
+    with storage_errors(str(near or "temporary file"), "io.write", "making a temporary file"):
+        return tempfile.TemporaryFile(dir=near)
+
+
+def spool_directory(url: str | os.PathLike[str]) -> Path | None:
+    """Where spools for an artifact at ``url`` belong: beside it if it is local."""
+    path = local_path(os.fspath(url))
+    if path is None:
+        return None
+    if not path.parent.is_dir():
+        raise StorageError(
+            "io.not-found", "the target's directory does not exist", where=str(path.parent)
+        )
+    return path.parent
+
+
+def ensure_absent(url: str | os.PathLike[str], *, overwrite: bool) -> None:
+    """Refuse early a local target that exists (PUB-3); ``publish`` checks again, atomically."""
+    path = local_path(os.fspath(url))
+    if path is not None and path.is_dir():
+        raise StorageError("io.exists", "the target is a directory", where=str(path))
+    if path is not None and not overwrite and path.exists():
+        raise StorageError(
+            "io.exists",
+            "the target exists already",
+            where=str(path),
+            next_step="Choose another name, or allow overwriting",
+        )
+
+
+def publish(
+    url: str | os.PathLike[str],
+    write: Callable[[IO[bytes]], None],
+    *,
+    overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Call ``write`` with a seekable file and make the result visible at ``url`` in one step."""
+    text = os.fspath(url)
+    path = local_path(text)
+    if path is not None:
+        _publish_local(path, write, overwrite=overwrite)
+        return
+    import fsspec
+
+    with spool() as file, storage_errors(text, "io.write", "uploading"):
+        write(file)
+        file.seek(0)
+        fs, remote = fsspec.core.url_to_fs(text, **dict(storage_options or {}))
+        if not overwrite and fs.exists(remote):
+            raise FileExistsError(text)
+        with fs.open(remote, "wb") as target:
+            shutil.copyfileobj(file, target, COPY_BYTES)
+
+
+def _publish_local(path: Path, write: Callable[[IO[bytes]], None], *, overwrite: bool) -> None:
+    with storage_errors(str(path), "io.write", "writing"):
+        temporary = path.parent / f".{path.name[:80]}.{secrets.token_hex(8)}.tmp"
+        try:
+            with temporary.open("xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            if overwrite:
+                temporary.replace(path)
+            else:
+                _link(temporary, path)
+            _sync_directory(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Create-only: hard link where the file system has them, otherwise exclusive creation."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        if path.exists():
+            raise FileExistsError(str(path)) from None
+        temporary.replace(path)
+
+
+def _sync_directory(directory: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy_into(source: IO[bytes], target: IO[bytes]) -> None:
+    """Append all of ``source`` to ``target``."""
+    source.seek(0)
+    shutil.copyfileobj(source, target, COPY_BYTES)
