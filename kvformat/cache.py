@@ -95,18 +95,17 @@ class Cache:
                 expected=f"at most {count}",
                 found=max(lengths),
             )
-        roles = [role for role, _, _ in sorted(found, key=lambda key: (key[0], min(found[key])))]
+        keys = sorted(found, key=lambda key: (key[0], min(found[key])))
+        roles = [key[0] for key in keys]
         groups: list[GroupTensors] = []
-        seen: dict[str, int] = {}
-        for key in sorted(found, key=lambda key: (key[0], min(found[key]))):
-            role, dtype, shape = key
-            seen[role] = seen.get(role, 0) + 1
-            name = role if roles.count(role) == 1 else f"{role}-{seen[role]}"
+        for number, key in enumerate(keys):
+            role = key[0]
+            alone = roles.count(role) == 1
             groups.append(
                 _make_group(
-                    name,
+                    role if alone else f"{role}-{roles[: number + 1].count(role)}",
                     role,
-                    dtype=dtype,
+                    dtype=key[1],
                     arrays=found[key],
                     count=count,
                     first_position=first_position,

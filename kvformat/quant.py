@@ -30,6 +30,7 @@ from kvformat.errors import UsageError
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
+Order = NDArray[np.integer[Any]]
 
 ZERO = 128
 """The integer that stands for the channel mean in what this writer produces."""
@@ -50,7 +51,7 @@ MAX_FINITE: dict[np.dtype[Any], float] = {
 }
 """Largest finite value of each dtype that can be quantised and restored."""
 
-_TILE_VALUES = 24 * 1024
+_TILE_VALUES = 32 * 1024
 _TILE_CHANNELS = 256
 _TILE_TOKENS = 64
 _FLOAT8_VALUES = {
@@ -90,13 +91,18 @@ class _Tile:
     shape: tuple[int, int, int]
 
     @property
-    def index(self) -> tuple[int, slice, slice]:
-        return (self.layer, self.tokens, self.heads)
-
-    @property
     def flat(self) -> tuple[int, int]:
         """(tokens, channels)."""
         return (self.shape[0], self.shape[1] * self.shape[2])
+
+    def of(self, array: Array) -> Array:
+        """The tile's part of [L, T, H, D], a view [tokens, heads, dims]."""
+        view: Array = array[self.layer, self.tokens, self.heads]
+        return view
+
+    def sorted_by(self, order: Order) -> tuple[Array, Array]:
+        """``order`` [L, H, D] as indices of heads and dims within the tile."""
+        return np.arange(self.shape[1])[:, None], order[self.layer, self.heads]
 
 
 def _tiles(shape: tuple[int, ...]) -> Iterator[_Tile]:
@@ -131,10 +137,6 @@ class _Channels:
             return self.values[tile.layer, 0, 0]
         return self.values[tile.layer, tile.heads].reshape(-1)
 
-    def peak(self) -> float:
-        """Largest magnitude, 0 for none."""
-        return float(np.abs(self.values).max(initial=0))
-
 
 def restore(
     q: NDArray[np.uint8],
@@ -144,7 +146,7 @@ def restore(
     zero: Array,
     bias: Float32 | None = None,
     token_scale: Float32 | None = None,
-    order: NDArray[np.integer[Any]] | None = None,
+    order: Order | None = None,
 ) -> None:
     """Restore integers to values, bit for bit as the spec says.
 
@@ -157,10 +159,7 @@ def restore(
         token_scale: float32 [L, T], or None.
         order: [L, H, D], or None: dim d of the result lies at dim ``order[l, h, d]`` of ``q``.
     """
-    _check(q, out, order, token_scale)
-    if np.dtype(q.dtype) != np.uint8:
-        raise UsageError("input.dtype", "quantised values are uint8", found=q.dtype)
-    shape = q.shape
+    shape = _check(q, out, order, token_scale)
     scales, zeros = _Channels(scale, shape), _Channels(zero, shape)
     biases = None if bias is None else _Channels(bias, shape)
     limit = MAX_FINITE[out.dtype]
@@ -177,43 +176,36 @@ def restore(
                 np.add(x, biases[tile], out=x)
             if clamp:
                 np.clip(x, -limit, limit, out=x)
-            _store_float32(x, out[tile.index])
+            _store_float32(x, tile.of(out))
 
 
 def _bound(
     scales: _Channels, zeros: _Channels, biases: _Channels | None, token_scale: Float32 | None
 ) -> float:
     """An upper bound of the magnitude of any restored value."""
-    bound = (zeros.peak() + 255) * scales.peak()
-    if token_scale is not None:
-        bound *= float(np.abs(token_scale).max(initial=0))
-    return bound + (biases.peak() if biases is not None else 0.0)
+    bound = (_peak(zeros.values) + 255) * _peak(scales.values)
+    bound *= 1 if token_scale is None else _peak(token_scale)
+    return bound + (0 if biases is None else _peak(biases.values))
 
 
-def _load_integers(
-    q: NDArray[np.uint8], tile: _Tile, order: NDArray[np.integer[Any]] | None, x: Float32
-) -> None:
+def _peak(values: Float32) -> float:
+    return float(np.abs(values).max(initial=0))
+
+
+def _load_integers(q: NDArray[np.uint8], tile: _Tile, order: Order | None, x: Float32) -> None:
     """Integers of one tile, in token-major order and original dims, as float32 into ``x``."""
-    source = q[tile.index]
-    tokens, channels = tile.flat
+    source = tile.of(q)
     if not _token_fastest(q):
-        if order is None:
-            np.copyto(x.reshape(tile.shape), source)
-            return
-        stored = _scratch.take("rows", np.uint8, *tile.shape)
-        np.copyto(stored, source)
-        sorted_ = _scratch.take("bytes", np.uint8, tokens, channels)
-        index = _flat_order(order, tile)
-        np.take(stored.reshape(tokens, channels), index, axis=1, out=sorted_, mode="clip")
-        np.copyto(x, sorted_)
+        values = source if order is None else source[:, *tile.sorted_by(order)]
+        np.copyto(x.reshape(tile.shape), values)
         return
-    rows = _scratch.take("rows", np.uint8, channels, tokens)
     by_channel = source.transpose(1, 2, 0)
     if order is not None:
-        heads = np.arange(tile.shape[1])[:, None]
-        by_channel = by_channel[heads, order[tile.layer, tile.heads]]
-    np.copyto(rows.reshape(tile.shape[1], tile.shape[2], tokens), by_channel)
-    turned = _scratch.take("bytes", np.uint8, tokens, channels)
+        rows = by_channel[tile.sorted_by(order)].reshape(tile.flat[::-1])
+    else:
+        rows = _scratch.take("rows", np.uint8, *tile.flat[::-1])
+        np.copyto(rows.reshape(by_channel.shape), by_channel)
+    turned = _scratch.take("bytes", np.uint8, *tile.flat)
     np.copyto(turned, rows.T)
     np.copyto(x, turned)
 
@@ -223,26 +215,16 @@ def _token_fastest(q: Array) -> bool:
     return q.shape[1] > 1 and q.shape[3] > 1 and abs(q.strides[1]) < abs(q.strides[3])
 
 
-def _flat_order(order: NDArray[np.integer[Any]], tile: _Tile) -> NDArray[np.intp]:
-    """``order`` of a tile as indices into its flat channels."""
-    heads = np.arange(tile.shape[1], dtype=np.intp)[:, None] * tile.shape[2]
-    return (heads + order[tile.layer, tile.heads]).reshape(-1).astype(np.intp)
-
-
 class _Rounding:
-    """Constants that round float32 to a smaller binary format, as int32 scalars.
+    """Constants that round float32 to a smaller binary format.
 
-    Args:
-        mantissa: stored significand bits of the format.
-        bias: exponent bias of the format; 1 - bias is the exponent of its subnormals.
-        bits: its width.
+    ``mantissa``: its stored significand bits; ``bias``: of its exponent; ``bits``: its width.
     """
 
     def __init__(self, mantissa: int, bias: int, bits: int) -> None:
         lowest = 127 + 1 - bias
         up = 23 - mantissa
         self.unsigned = np.dtype(f"uint{bits}")
-        self.exponent = np.int32(0x7F800000)
         self.lowest = np.int32(lowest << 23)
         self.infinite = np.int32(0x7F800000)
         self.magic = np.int32((up << 23) | 0x400000)
@@ -277,7 +259,7 @@ def _round(x: Float32, out: Array, to: _Rounding) -> None:
     """
     bits = x.view(np.int32)
     magic = _scratch.take("magic", np.int32, *x.shape)
-    np.bitwise_and(bits, to.exponent, out=magic)
+    np.bitwise_and(bits, to.infinite, out=magic)
     np.clip(magic, to.lowest, to.infinite, out=magic)
     np.add(magic, to.magic, out=magic)
     total = _scratch.take("total", np.float32, *x.shape)
@@ -300,21 +282,22 @@ def load_float32(x: Array, out: Float32 | None = None) -> Float32:
     Args:
         x: values, any shape and strides.
         out: C-contiguous float32 of the same shape to fill, or None for a new one.
+
+    A thread that flushes subnormals to zero reads those of float16 as zero.
     """
     result = np.empty(x.shape, np.float32) if out is None else out
     if x.dtype in _FLOAT8_VALUES:
         np.take(_FLOAT8_VALUES[x.dtype], x.view(np.uint8), out=result, mode="clip")
-        return result
-    if x.dtype != _FLOAT16:
+    elif x.dtype == _FLOAT16:
+        bits = result.view(np.int32)
+        np.copyto(bits, x.view(np.int16))
+        np.left_shift(bits, np.int32(13), out=bits)
+        np.bitwise_and(bits, np.int32(0x8FFFE000 - (1 << 32)), out=bits)
+        np.multiply(result, _TWO_112, out=result)
+        if max(result.max(initial=0), -result.min(initial=0)) >= 65536:  # NaN or infinity
+            np.copyto(result, x)
+    else:
         np.copyto(result, x, casting="unsafe")
-        return result
-    bits = result.view(np.int32)
-    np.copyto(bits, x.view(np.int16))
-    np.left_shift(bits, np.int32(13), out=bits)
-    np.bitwise_and(bits, np.int32(0x8FFFE000 - (1 << 32)), out=bits)
-    np.multiply(result, _TWO_112, out=result)
-    if result.size and max(float(result.max()), -float(result.min())) >= 65536.0:
-        np.copyto(result, x)
     return result
 
 
@@ -326,26 +309,20 @@ def quantise(
     zero: Array,
     bias: Float32 | None = None,
     token_scale: Float32 | None = None,
-    order: NDArray[np.integer[Any]] | None = None,
+    order: Order | None = None,
 ) -> NDArray[np.bool_]:
     """Quantise values: ``clip(rint((x - bias) / (scale * token_scale)) + zero, 0, 255)``.
 
     Args:
         x: [L, T, H, D] of a dtype in ``MAX_FINITE``, any strides.
         out: uint8 [L, T, H, D], any strides; overwritten.
-        scale: float32, broadcastable to [L, H, D].
-        zero: int16, broadcastable to [L, H, D].
-        bias: float32, broadcastable to [L, H, D], or None.
-        token_scale: float32 [L, T], or None.
+        scale, zero, bias, token_scale: as in ``restore``.
         order: [L, H, D], or None: dim d of ``x`` goes to dim ``order[l, h, d]`` of ``out``.
 
     Returns:
         bool [L, T]: tokens with a value that did not fit (or was no finite number).
     """
-    _check(x, out, order, token_scale)
-    if x.dtype not in MAX_FINITE:
-        raise UsageError("input.dtype", "cannot quantise this dtype", found=x.dtype)
-    shape = x.shape
+    shape = _check(out, x, order, token_scale)
     clipped = np.zeros(shape[:2], np.bool_)
     with np.errstate(all="ignore"):
         inverse = _Channels(np.float32(1) / np.asarray(scale, np.float32), shape)
@@ -354,7 +331,7 @@ def quantise(
         token_inverse = None if token_scale is None else np.float32(1) / token_scale
         for tile in _tiles(shape):
             y = _scratch.take("float", np.float32, *tile.flat)
-            load_float32(x[tile.index], y.reshape(tile.shape))
+            load_float32(tile.of(x), y.reshape(tile.shape))
             if biases is not None:
                 np.subtract(y, biases[tile], out=y)
             np.multiply(y, inverse[tile], out=y)
@@ -376,49 +353,39 @@ def _clip(y: Float32) -> NDArray[np.bool_]:
     return np.asarray(bad.any(axis=1))
 
 
-def _store_integers(
-    y: Float32, out: NDArray[np.uint8], tile: _Tile, order: NDArray[np.integer[Any]] | None
-) -> None:
+def _store_integers(y: Float32, out: NDArray[np.uint8], tile: _Tile, order: Order | None) -> None:
     """Whole numbers [tokens, channels] as uint8 into their place in ``out``."""
-    tokens, channels = tile.flat
-    target = out[tile.index]
-    narrow = _scratch.take("bytes", np.uint8, tokens, channels)
+    target = tile.of(out)
+    narrow = _scratch.take("bytes", np.uint8, *tile.flat)
     np.copyto(narrow, y, casting="unsafe")
-    if not _token_fastest(out):
-        if order is not None:
-            sorted_ = _scratch.take("rows", np.uint8, tokens, channels)
-            index = np.argsort(_flat_order(order, tile))
-            np.take(narrow, index, axis=1, out=sorted_, mode="clip")
-            narrow = sorted_
+    if _token_fastest(out):
+        rows = _scratch.take("rows", np.uint8, *tile.flat[::-1])
+        np.copyto(rows, narrow.T)
+        target = target.transpose(1, 2, 0)
+        index = (...,) if order is None else tile.sorted_by(order)
+        target[index] = rows.reshape(target.shape)
+    elif order is None:
         np.copyto(target, narrow.reshape(tile.shape))
-        return
-    by_channel = target.transpose(1, 2, 0)
-    rows = _scratch.take("rows", np.uint8, channels, tokens)
-    np.copyto(rows, narrow.T)
-    rows = rows.reshape(by_channel.shape)
-    if order is None:
-        np.copyto(by_channel, rows)
     else:
-        heads = np.arange(tile.shape[1])[:, None]
-        by_channel[heads, order[tile.layer, tile.heads]] = rows
+        target[:, *tile.sorted_by(order)] = narrow.reshape(tile.shape)
 
 
 def _check(
-    source: Array,
-    target: Array,
-    order: NDArray[np.integer[Any]] | None,
-    token_scale: Float32 | None,
-) -> None:
-    """Refuse shapes that do not belong together."""
-    shape = source.shape
-    if len(shape) != 4 or target.shape != shape:
-        raise UsageError(
-            "input.shape", "source and target need one shape", expected=shape, found=target.shape
-        )
-    if order is not None and order.shape != (shape[0], shape[2], shape[3]):
-        raise UsageError("input.shape", "order is [layer, head, dim]", found=order.shape)
-    if token_scale is not None and token_scale.shape != shape[:2]:
-        raise UsageError("input.shape", "token_scale is [layer, token]", found=token_scale.shape)
+    integers: Array, values: Array, order: Order | None, token_scale: Float32 | None
+) -> tuple[int, ...]:
+    """The common shape [L, T, H, D], after refusing arrays that do not belong together."""
+    shape = values.shape
+    for name, held, wanted in (
+        ("array of integers", integers.shape, shape if len(shape) == 4 else "four axes"),
+        ("order", None if order is None else order.shape, (shape[0], *shape[2:])),
+        ("token_scale", None if token_scale is None else token_scale.shape, shape[:2]),
+    ):
+        if held is not None and held != wanted:
+            raise UsageError("input.shape", f"{name} does not fit", expected=wanted, found=held)
+    if integers.dtype != np.uint8 or values.dtype not in MAX_FINITE:
+        found = f"{values.dtype} and {integers.dtype}"
+        raise UsageError("input.dtype", "these cannot be quantised or restored", found=found)
+    return shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,9 +442,7 @@ def _moments(x: Array, first: int, kind: type[np.float32 | np.float64]) -> tuple
     """
     tokens, heads, dims = x.shape
     channels = heads * dims
-    mean = np.zeros(channels)
-    squares = np.zeros(channels)
-    by_token = np.zeros(tokens)
+    mean, squares, by_token = np.zeros(channels), np.zeros(channels), np.zeros(tokens)
     step = max(16, _TILE_VALUES // max(1, channels))
     starts = range(0, tokens, step)
     for start in starts:
@@ -523,8 +488,7 @@ def relative_scale(rms: float, relative_step: float) -> np.float32:
 
 def geometric_levels(count: int = 33, per_octave: int = 4) -> Float32:
     """Token scales 2^(i / per_octave), ascending, float32 [count]; the middle one is 1."""
-    exponents = (np.arange(count) - count // 2) / per_octave
-    return np.exp2(exponents).astype(np.float32)
+    return np.exp2((np.arange(count) - count // 2) / per_octave).astype(np.float32)
 
 
 def nearest_levels(token_rms: Float32, levels: Float32) -> NDArray[np.uint8]:

@@ -77,6 +77,7 @@ def gguf_facts(path: Path) -> dict[str, str]:
 
 def load_model(weights: Path, dtype: str) -> Any:
     """Load the model on the CPU in evaluation mode, dequantized to the given dtype."""
+    transformers.utils.logging.disable_progress_bar()
     options = {"gguf_file": weights.name, "dtype": getattr(torch, dtype)}
     if hasattr(transformers, "GgufConfig"):  # newer versions can also keep the packed weights
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)

@@ -8,6 +8,9 @@ the original cast to float8_e4m3fn and back, as a yardstick.
 
 The first prediction compared is that of the second following token: the first following
 token is predicted by the last cached token, whose forward pass is over.
+
+The model runs in float32 by default, whatever the dtype of the capture. In bfloat16 its own
+rounding dominates: changing one element of a cache by 1 % then gives about 0.002 nats.
 """
 
 from __future__ import annotations
@@ -171,14 +174,15 @@ def run(args: argparse.Namespace) -> None:
     else:
         restored = cut(read_capture(args.restored), args.tokens, args.restored)
     check_alike(original, restored)
-    dtype = args.dtype or original.metadata.get("dtype", "bfloat16")
-    scores = compare(load_model(find_weights(), dtype), original, restored, following, args.chunk)
+    scores = compare(
+        load_model(find_weights(), args.dtype), original, restored, following, args.chunk
+    )
     result = {
         "original": str(args.original),
         "restored": "float8_e4m3fn" if args.fp8 else str(args.restored),
         "cached_tokens": tokens,
         "compared_tokens": int(scores.kl.numel()),
-        "model_dtype": dtype,
+        "model_dtype": args.dtype,
         "kl_mean_nats": float(scores.kl.mean()),
         "kl_p99_nats": float(torch.quantile(scores.kl, 0.99)),
         "kl_max_nats": float(scores.kl.max()),
@@ -199,7 +203,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--continue-tokens", type=positive, default=1000, help="tokens to follow")
     parser.add_argument("--text", type=Path, action="append", default=[], help="text (repeatable)")
     parser.add_argument("--skip", type=int, help="tokens of text to skip (default: as captured)")
-    parser.add_argument("--dtype", choices=DTYPES, help="model dtype (default: as captured)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="model dtype")
     parser.add_argument("--chunk", type=positive, default=250, help="tokens a forward pass")
     args = parser.parse_args(argv)
     if args.fp8 == (args.restored is not None):

@@ -1,0 +1,175 @@
+"""What a caller expects an artifact to be the KV of, and the verdict ``mismatch`` (6.1, 6.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvformat.errors import MismatchError, UsageError
+from kvformat.identity import Identity
+from kvformat.manifest import Manifest
+from kvformat.tokens import BLOCK_TOKENS, chain_hashes
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Every field that is not None must agree (TOK-13).
+
+    ``token_ids`` are those of the request from position 0 on, with ``salt`` the tenant's secret;
+    they may be more or fewer than the artifact holds (TOK-10, TOK-14).
+    """
+
+    model: str | None = None
+    revision: str | None = None
+    weights_digest: str | None = None
+    tokenizer: str | None = None
+    tokenizer_digest: str | None = None
+    adapters: tuple[str, ...] | None = None
+    component: str | None = None
+    cache_dtype: str | None = None
+    rotation: str | None = None
+    engine_key: str | None = None
+    token_ids: ArrayLike | None = None
+    salt: bytes = b""
+
+
+_PATHS: Final[dict[str, tuple[str, ...]]] = {
+    "model": ("model", "id"),
+    "revision": ("model", "revision"),
+    "weights_digest": ("model", "weights_digest"),
+    "tokenizer": ("tokenizer", "id"),
+    "tokenizer_digest": ("tokenizer", "digest"),
+    "component": ("component",),
+    "cache_dtype": ("cache_dtype",),
+    "rotation": ("rotation", "name"),
+    "engine_key": ("engine_key", "key"),
+}
+
+
+def check_identity(identity: Identity, expected: Expectation) -> None:
+    """TOK-13: compare every expected member of the identity object."""
+    for name, path in _PATHS.items():
+        wanted = getattr(expected, name)
+        if wanted is None:
+            continue
+        found: Any = identity
+        for step in path:
+            found = getattr(found, step) if found is not None else None
+        _compare("/identity/" + "/".join(path), wanted, found)
+    if expected.adapters is not None:
+        found_ids = tuple(item.id for item in identity.adapters)
+        _compare("/identity/adapters", tuple(expected.adapters), found_ids)
+
+
+def _compare(pointer: str, wanted: object, found: object) -> None:
+    if found is None:
+        raise MismatchError(
+            "identity.missing",
+            "the artifact does not say what was asked for",
+            where=pointer,
+            expected=wanted,
+            next_step="Use a cache whose writer recorded it",
+        )
+    if wanted != found:
+        raise MismatchError(
+            "identity.field",
+            "this is the cache of something else",
+            where=pointer,
+            expected=wanted,
+            found=found,
+            next_step="Do not use it for this request",
+        )
+
+
+def token_array(token_ids: ArrayLike) -> NDArray[np.uint32]:
+    """Token ids as uint32 ``[T]``; raises ``usage.argument`` for anything else."""
+    array = np.asarray(token_ids)
+    if array.size == 0:
+        array = array.astype(np.uint32)
+    good = array.ndim == 1 and array.dtype.kind in "iu"
+    if not good or (array.size and (int(array.min()) < 0 or int(array.max()) >= 2**32)):
+        raise UsageError(
+            "usage.argument",
+            "token ids are not a list of unsigned 32-bit integers",
+            found=f"{array.dtype} {list(array.shape)}",
+        )
+    return array.astype(np.uint32)
+
+
+def verified_length(manifest: Manifest, expected: Expectation) -> int:
+    """The verified length of TOK-10, in token ordinals; raises ``identity.missing``/``.tokens``."""
+    tokens, chain = manifest.tokens, manifest.tokens.chain
+    if chain is None:
+        raise MismatchError(
+            "identity.missing",
+            "the artifact does not say which tokens it holds",
+            where="/tokens/chain",
+            expected="a prefix chain",
+            next_step="Use a cache that was written with its token ids",
+        )
+    if expected.token_ids is None:
+        raise UsageError("usage.argument", "no token ids are given")
+    if bool(expected.salt) != chain.salted:
+        raise MismatchError(
+            "identity.tokens",
+            "the chain is salted and no salt is given, or the other way round",
+            where="/tokens/chain/salted",
+            expected=f"salted: {bool(expected.salt)}",
+            found=f"salted: {chain.salted}",
+        )
+    ids = token_array(expected.token_ids)
+    start = tokens.first_position
+    hashes = chain_hashes(manifest.identity, ids[:start], expected.salt)
+    if start and (len(ids) < start or hashes[-1] != chain.parent):
+        raise MismatchError(
+            "identity.tokens",
+            "the tokens before this artifact are others",
+            where="/tokens/chain/parent",
+            expected=hashes[-1] if hashes else "a hash",
+            found=chain.parent,
+        )
+    mine = ids[start : start + tokens.count]
+    hashes = chain_hashes(
+        manifest.identity,
+        mine,
+        expected.salt,
+        parent=chain.parent,
+        first_position=start,
+        content=tokens.content,
+    )
+    blocks = 0
+    for wanted, found in zip(hashes, chain.hashes, strict=False):
+        whole = min((blocks + 1) * BLOCK_TOKENS, tokens.count) <= len(mine)
+        if wanted != found or not whole:
+            break
+        blocks += 1
+    length = min(blocks * BLOCK_TOKENS, tokens.count)
+    if length == 0 and tokens.count:
+        raise MismatchError(
+            "identity.tokens",
+            "this is the cache of other tokens, or fewer than one block of 256 was given",
+            where="/tokens/chain/hashes/0",
+            expected=hashes[0] if hashes else "a hash",
+            found=chain.hashes[0] if chain.hashes else "none",
+            next_step="Do not use it for this request",
+        )
+    return length
+
+
+def require_tokens(length: int, stop: int) -> None:
+    """TOK-11: a token at or above the verified length may not be served."""
+    if stop > length:
+        raise MismatchError(
+            "identity.tokens",
+            "the artifact holds other tokens from there on, or they cannot be verified",
+            where=f"token {length}",
+            expected=f"a request that ends at or before token {length}",
+            found=stop,
+            next_step="Ask for fewer tokens and compute the rest",
+        )
+
+
+EXPECTATION_NAMES: Final = tuple(field.name for field in fields(Expectation))

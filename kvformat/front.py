@@ -1,0 +1,108 @@
+"""The front of an artifact: header, manifest and tables, fetched in one or two requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvformat.digests import digest
+from kvformat.errors import InvalidError
+from kvformat.header import Header, check_against_manifest, parse_header
+from kvformat.manifest import Manifest, parse_manifest
+from kvformat.storage import PREFETCH_BYTES, Source
+from kvformat.tables import TableSpan, table_spans
+
+MERGE_BYTES: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A checked header and manifest, the bytes fetched so far, and where tables and data lie."""
+
+    header: Header
+    manifest: Manifest
+    prefix: bytes
+    spans: dict[str, TableSpan]
+    data_start: int
+
+    @property
+    def manifest_digest(self) -> str:
+        """The name of this file."""
+        return self.header.manifest_digest.hex()
+
+
+def read_front(source: Source) -> Front:
+    """Header and manifest, refused in the order of ORD-1."""
+    prefix = source.read_front(PREFETCH_BYTES)
+    header = parse_header(prefix)
+    _check_size(source, header, prefix)
+    if len(prefix) < header.tables_start:
+        wanted = min(header.front_bytes, header.tables_start + 16 * PREFETCH_BYTES)
+        prefix += source.read(len(prefix), wanted - len(prefix))
+    raw = prefix[len(header_bytes(prefix)) : header.tables_start]
+    found = digest(raw)
+    if found != header.manifest_digest:
+        raise InvalidError(
+            "manifest.digest",
+            "the manifest is damaged",
+            where="byte 128",
+            expected=header.manifest_digest.hex(),
+            found=found.hex(),
+            next_step="Fetch the file again",
+        )
+    manifest = parse_manifest(raw)
+    data_start = check_against_manifest(
+        header, manifest.tables_bytes, manifest.segmentation.alignment, manifest.data_bytes
+    )
+    _check_padding(prefix, header, data_start)
+    return Front(header, manifest, prefix, table_spans(manifest, header.tables_start), data_start)
+
+
+def header_bytes(prefix: bytes) -> bytes:
+    """The header's own bytes."""
+    return prefix[:128]
+
+
+def _check_size(source: Source, header: Header, prefix: bytes) -> None:
+    """HDR-10 and REQ-3, as far as the size is known without a request."""
+    size = source.size()
+    if size is None and len(prefix) < PREFETCH_BYTES:
+        size = len(prefix)
+    if size is None or size == header.file_bytes:
+        return
+    if size < header.file_bytes:
+        raise InvalidError(
+            "file.size",
+            f"the file has {size:,} of {header.file_bytes:,} bytes: a truncated copy",
+            where=f"byte {size}",
+            expected=header.file_bytes,
+            found=size,
+            next_step="Fetch the file again",
+        )
+    raise InvalidError(
+        "file.size",
+        "there are bytes behind the end of the artifact",
+        where=f"byte {header.file_bytes}",
+        expected=header.file_bytes,
+        found=size,
+    )
+
+
+def _check_padding(prefix: bytes, header: Header, data_start: int) -> None:
+    """HDR-9, for what was fetched; verification checks the rest."""
+    padding = prefix[header.front_bytes : data_start]
+    if any(padding):
+        raise InvalidError(
+            "data.padding",
+            "the padding behind the tables is not zero",
+            where=f"byte {header.front_bytes}",
+        )
+
+
+def read_table(source: Source, front: Front, name: str) -> bytes:
+    """The bytes of one table, from the prefix if it has them."""
+    span = front.spans[name]
+    end = span.offset + span.size_bytes
+    if end <= len(front.prefix):
+        return front.prefix[span.offset : end]
+    return source.read(span.offset, span.size_bytes)

@@ -1,0 +1,54 @@
+"""Bounded parallel work with results in order: the same results for any number of workers."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from kvformat.errors import UsageError
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+MEMORY_BUDGET_BYTES: Final = 160 * 2**20
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def worker_count(requested: int | None, bytes_per_worker: int) -> int:
+    """Workers allowed by the caller, the cores and ``MEMORY_BUDGET_BYTES``; at least one."""
+    if requested is not None and requested < 1:
+        raise UsageError("usage.argument", "workers must be at least 1", found=requested)
+    wanted = requested or cores()
+    return max(1, min(wanted, MEMORY_BUDGET_BYTES // max(bytes_per_worker, 1)))
+
+
+def in_order(work: Callable[[A], R], items: Iterable[A], workers: int) -> Iterator[R]:
+    """``map`` on ``workers`` threads with at most twice as many items in flight.
+
+    The first error stops the rest and is raised. With one worker no thread is started.
+    """
+    if workers == 1:
+        yield from map(work, items)
+        return
+    pending: deque[Future[R]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="kvformat")
+    try:
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) >= 2 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
+        pool.shutdown(wait=True, cancel_futures=True)
