@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvformat.errors import MismatchError, UsageError
 from kvformat.identity import Identity
 from kvformat.manifest import Manifest
-from kvformat.tokens import BLOCK_TOKENS, chain_hashes
+from kvformat.tokens import BLOCK_TOKENS, ContentSpan, chain_hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class Expectation:
     """Every field that is not None must agree (TOK-13).
 
     ``token_ids`` are those of the request from position 0 on, with ``salt`` the tenant's secret;
-    they may be more or fewer than the artifact holds (TOK-10, TOK-14).
+    they may be more or fewer than the artifact holds (TOK-10, TOK-14). ``content`` are the
+    content spans of the request, where it has images, audio or embeddings (TOK-15).
     """
 
     model: str | None = None
@@ -33,6 +34,7 @@ class Expectation:
     rotation: str | None = None
     engine_key: str | None = None
     token_ids: ArrayLike | None = None
+    content: tuple[ContentSpan, ...] = ()
     salt: bytes = b""
 
 
@@ -122,7 +124,8 @@ def verified_length(manifest: Manifest, expected: Expectation) -> int:
         )
     ids = token_array(expected.token_ids)
     start = tokens.first_position
-    hashes = chain_hashes(manifest.identity, ids[:start], expected.salt)
+    before = tuple(span for span in expected.content if span.start < start)
+    hashes = chain_hashes(manifest.identity, ids[:start], expected.salt, content=before)
     if start and (len(ids) < start or hashes[-1] != chain.parent):
         raise MismatchError(
             "identity.tokens",
@@ -138,7 +141,7 @@ def verified_length(manifest: Manifest, expected: Expectation) -> int:
         expected.salt,
         parent=chain.parent,
         first_position=start,
-        content=tokens.content,
+        content=expected.content,
     )
     blocks = 0
     for wanted, found in zip(hashes, chain.hashes, strict=False):

@@ -180,6 +180,20 @@ class Node:
         return self.value
 
 
+def positive_bits(node: Node, pattern: re.Pattern[str]) -> str:
+    """Float bits, or a list of them, whose every number is finite and above 0 (IDN-8)."""
+    text = node.matching(pattern)
+    values = (float64_of(text),) if pattern is FLOAT64_BITS else float32_list(text)
+    if not all(0 < value < float("inf") for value in values):
+        raise schema_error("a number is not finite and above 0", node.pointer, "above 0", text)
+    return text
+
+
+def float32_list(bits: str) -> tuple[float, ...]:
+    """The numbers behind concatenated float bits of binary32."""
+    return struct.unpack(f">{len(bits) // 8}f", bytes.fromhex(bits))
+
+
 def to_json(value: Any) -> Any:
     """The JSON form of a model object, a tuple of them, or a plain value."""
     if hasattr(value, "to_json"):

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from kvformat.dtypes import DTYPES
-from kvformat.fields import Node, semantic_error, to_json
+from kvformat.fields import Node, schema_error, semantic_error, to_json
 from kvformat.limits import LIMITS
 from kvformat.tokens import Tokens
 
@@ -43,7 +43,7 @@ class Extent:
             m = node.members("kind", "shape")
             shape = m["shape"].each(lambda item: item.integer(1), minimum=1)
             if len(shape) > 8:
-                raise semantic_error("too many factors", m["shape"].pointer, expected="at most 8")
+                raise schema_error("too many factors", m["shape"].pointer, "at most 8", len(shape))
             return Extent(kind, shape=shape)
         node.members("kind")
         return Extent(kind)
@@ -213,11 +213,9 @@ class Segmentation:
     def parse(node: Node) -> Segmentation:
         """From JSON."""
         m = node.members("alignment", "groups", "order", "tokens")
-        alignment = m["alignment"].integer(1, "alignment_bytes")
+        alignment = m["alignment"].integer(1)
         if alignment not in ALIGNMENTS:
-            raise semantic_error(
-                "unknown alignment", m["alignment"].pointer, expected="1 or 4096", found=alignment
-            )
+            raise schema_error("unknown alignment", m["alignment"].pointer, ALIGNMENTS, alignment)
         return Segmentation(
             m["tokens"].integer(1, "tokens_per_segment"),
             m["groups"].each(GroupSegmentation.parse),

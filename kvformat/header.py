@@ -13,6 +13,7 @@ from kvformat.manifest import VERSION, VERSION_MAJOR, VERSION_MINOR
 
 MAGIC: Final = b"\x89KVF\r\n\x1a\n"
 HEADER_BYTES: Final = 128
+LARGEST_HEADER_BYTES: Final = 4096
 _FIXED: Final = struct.Struct("<8sHHI32s")
 _FIELDS: Final = struct.Struct("<QQQ32s24s")
 
@@ -71,12 +72,12 @@ def parse_header(data: Buffer) -> Header:
     if len(view) < 48:
         raise _truncated(len(view))
     _, major, minor, header_bytes, check = _FIXED.unpack_from(view)
-    if not HEADER_BYTES <= header_bytes <= LIMITS.header_bytes:
+    if not HEADER_BYTES <= header_bytes <= LARGEST_HEADER_BYTES:
         raise InvalidError(
             "header.field",
             "header_bytes is out of range",
             where="byte 12",
-            expected=f"{HEADER_BYTES} to {LIMITS.header_bytes}",
+            expected=f"{HEADER_BYTES} to {LARGEST_HEADER_BYTES}",
             found=header_bytes,
         )
     if len(view) < header_bytes:

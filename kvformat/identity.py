@@ -18,6 +18,7 @@ from kvformat.fields import (
     Node,
     float32_of,
     float64_bits,
+    positive_bits,
     semantic_error,
     to_json,
 )
@@ -94,11 +95,11 @@ class Rope:
         """From JSON."""
         m = node.members("inv_freq", "keys_rotated", "layers", "pairing", "scaling")
         return Rope(
-            m["inv_freq"].matching(FLOAT32_LIST),
+            positive_bits(m["inv_freq"], FLOAT32_LIST),
             m["layers"].each(Node.integer),
             m["keys_rotated"].boolean(),
             m["pairing"].choice("half", "interleaved"),
-            m["scaling"].matching(FLOAT64_BITS),
+            positive_bits(m["scaling"], FLOAT64_BITS),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -124,7 +125,8 @@ class CacheScale:
     def parse(node: Node) -> CacheScale:
         """From JSON."""
         m = node.members("bits", "layer", "role")
-        return CacheScale(m["layer"].integer(), m["role"].name(), m["bits"].matching(FLOAT32_BITS))
+        bits = positive_bits(m["bits"], FLOAT32_BITS)
+        return CacheScale(m["layer"].integer(), m["role"].name(), bits)
 
     @property
     def value(self) -> float:
@@ -253,7 +255,7 @@ class Identity:
         m = node.members(*_IDENTITY_KEYS)
         identity = Identity(
             model=Model.parse(m["model"]),
-            layers_total=m["layers_total"].integer(1),
+            layers_total=m["layers_total"].integer(1, "layers_total"),
             cache_dtype=m["cache_dtype"].matching(DTYPE_NAME),
             kind=m["kind"].choice("tokens", "engine_key", "unbound"),
             component=m["component"].choice("main", "draft"),

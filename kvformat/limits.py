@@ -13,7 +13,6 @@ class Limits:
     """Upper bounds, all inclusive; units are in the names. See spec section 12."""
 
     integer: int = 2**53 - 1
-    header_bytes: int = 4096
     manifest_bytes: int = 16 * 2**20
     json_depth: int = 16
     string_bytes: int = 4096
@@ -38,7 +37,7 @@ class Limits:
     side_bytes: int = 256 * 2**20
     stored_bytes_per_segment: int = 512 * 2**20
     decoded_bytes_per_segment: int = 256 * 2**20
-    alignment_bytes: int = 4096
+    layers_total: int = 65_536
 
     def check(self, name: str, value: int, where: str) -> int:
         """Return ``value``, or raise ``limit.exceeded`` when it is above the limit ``name``."""

@@ -10,9 +10,9 @@ finite one of the target dtype and rounded to nearest even. Quantising is the wr
 merely close to the inverse.
 
 Axes are [layer L, token T, head H, dim D] throughout, whatever the memory order: a caller that
-holds channel-major rows passes a transposed view. Work goes in tiles of some ten thousand values
-that stay in the processor's cache, in scratch memory that belongs to the thread; a change of memory
-order is done on tiles of uint8, the smallest form that the values have.
+holds channel-major rows passes a transposed view. Work goes in tiles that stay in the processor's
+cache, in scratch memory that belongs to the thread (about 4 MiB); a change of memory order is done
+on tiles of uint8, the smallest form that the values have.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ MAX_FINITE: dict[np.dtype[Any], float] = {
 }
 """Largest finite value of each dtype that can be quantised and restored."""
 
-_TILE_VALUES = 32 * 1024
-_TILE_CHANNELS = 256
+# Two threads reach 1.8 times the speed of one; at 32 Ki values 0.8 (interpreter lock).
+_TILE_VALUES = 256 * 1024
+_TILE_CHANNELS = 1024
 _TILE_TOKENS = 64
 _FLOAT8_VALUES = {
     kind: np.arange(256, dtype=np.uint8).view(kind).astype(np.float32) for kind in (_E4M3, _E5M2)

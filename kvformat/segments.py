@@ -202,6 +202,10 @@ def check_strictly(segment: Segment) -> None:
     neutral = neutral_integers(context.quantisation)
     neutral = neutral if neutral.shape[1] == 1 else neutral[:, context.heads]
     for layer, patches in enumerate(segment.side.patches):
+        if not np.isfinite(patches.rows.astype(np.float32)).all():
+            raise InvalidError(
+                "segment.side", "a patch holds a NaN or an infinity", where=context.where
+            )
         if (canonical[layer, patches.ordinals] != neutral[layer]).any():
             raise InvalidError(
                 "segment.filler", "the integers at a patch are not neutral", where=context.where

@@ -127,7 +127,8 @@ def _require_at_most(table: str, field: str, found: Any, limit: str) -> None:
 
 
 def _require_zero(table: str, records: Any) -> None:
-    raw = np.ascontiguousarray(records["reserved"]).view(np.uint8).reshape(len(records), -1)
+    size_bytes = records.dtype["reserved"].itemsize
+    raw = np.frombuffer(records["reserved"].tobytes(), np.uint8).reshape(len(records), size_bytes)
     _require(table, "reserved", raw.any(axis=1), False)
 
 
@@ -213,7 +214,9 @@ def parse_set_table(data: Buffer, manifest: Manifest, quality: Quality) -> SetTa
     order = groups * 65_536 + start
     _require(table, "order of sets", np.diff(order) >= 0, True)
     _require(table, "bytes", records["bytes"] >= 16, True)
-    _require_at_most(table, "bytes", records["bytes"], "stored_bytes_per_segment")
+    channels = np.array([item.channels for item in manifest.groups], np.uint64)[groups]
+    largest = 16 + 1024 + 12 * channels * records["layer_count"]
+    _require(table, "bytes", records["bytes"] <= largest, True)
     _check_offsets(
         table,
         records["offset"],

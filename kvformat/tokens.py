@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvformat.digests import chain_key, keyed_digest
-from kvformat.fields import Node, semantic_error, to_json
+from kvformat.errors import UsageError
+from kvformat.fields import Node, schema_error, semantic_error, to_json
 from kvformat.identity import Identity
 
 BLOCK_TOKENS: Final = 256
@@ -60,9 +61,7 @@ class Chain:
         m = node.members("block_tokens", "hashes", "parent", "salted")
         block = m["block_tokens"].integer(1)
         if block != BLOCK_TOKENS:
-            raise semantic_error(
-                "blocks of another size", m["block_tokens"].pointer, expected=256, found=block
-            )
+            raise schema_error("blocks of another size", m["block_tokens"].pointer, 256, block)
         return Chain(
             m["hashes"].each(Node.digest),
             m["salted"].boolean(),
@@ -170,6 +169,10 @@ def chain_hashes(
     contributes 32 zero bytes.
     """
     ids = np.array(token_ids, dtype="<u4", copy=True)
+    if (ids == CONTENT_TOKEN_ID).any():
+        raise UsageError(
+            "usage.argument", "a token id is reserved", expected=f"below {CONTENT_TOKEN_ID}"
+        )
     for span in content:
         start = span.start - first_position
         ids[max(start, 0) : start + span.count] = CONTENT_TOKEN_ID
@@ -179,7 +182,7 @@ def chain_hashes(
     for start in range(0, len(ids), BLOCK_TOKENS):
         block = ids[start : start + BLOCK_TOKENS]
         begin, end = first_position + start, first_position + start + len(block)
-        message = link + block.tobytes()
+        message = link + len(block).to_bytes(4, "little") + block.tobytes()
         for span in content:
             if span.start < end and span.start + span.count > begin:
                 raw = bytes.fromhex(span.digest.split(":")[1]) if span.digest else bytes(32)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvformat.fields import FLOAT64_BITS, Node, schema_error, semantic_error
+from kvformat.fields import FLOAT64_BITS, Node, positive_bits, schema_error, semantic_error
 from kvformat.groups import Group
 from kvformat.layout import Layout
 from kvformat.limits import LIMITS
@@ -88,7 +88,7 @@ class Quality:
             m["set_table_digest"].digest(),
             m["data_start"].integer(),
             m["data_stop"].integer(),
-            m["relative_step"].optional(lambda item: item.matching(FLOAT64_BITS)),
+            m["relative_step"].optional(lambda item: positive_bits(item, FLOAT64_BITS)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -228,9 +228,9 @@ class Track:
         for index, item in enumerate(self.layouts):
             for side in (item.width, item.height):
                 if side % 16 or side < LIMITS.picture_side_minimum:
-                    raise semantic_error(
+                    raise schema_error(
                         "the picture size is not allowed",
                         f"{pointer}/layouts/{index}",
-                        expected="multiples of 16, at least 144",
-                        found=f"{item.width} x {item.height}",
+                        "multiples of 16, at least 144",
+                        f"{item.width} x {item.height}",
                     )

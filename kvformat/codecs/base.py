@@ -78,5 +78,8 @@ class Codec(Protocol):
         library behind the codec is missing.
         """
 
+    def encoder(self) -> str:
+        """Name and version of the encoder, informative."""
+
     def working_bytes(self, shape: SegmentShape) -> int:
         """About how much memory encoding one segment takes, beyond its integers."""

@@ -99,6 +99,13 @@ def encode_pictures(planes: NDArray[np.uint8], preset: str = DEFAULT_PRESET) -> 
     return bytes(stream)
 
 
+def encoder_name() -> str:
+    """The encoder and the libraries around it, for the manifest."""
+    av = _library()
+    codec = ".".join(str(part) for part in av.library_versions["libavcodec"])
+    return f"libx265 through PyAV {av.__version__}, libavcodec {codec}"
+
+
 def iter_pictures(
     payload: bytes | memoryview, frames: int, width: int, height: int, where: str
 ) -> Iterator[tuple[int, tuple[NDArray[np.uint8], ...]]]:

@@ -58,6 +58,10 @@ class HevcCodec:
         clean = not strict or _is_clean(planes, shape, layout)
         return Decoded(out.reshape(shape.integers_shape), ranked=True, clean=clean)
 
+    def encoder(self) -> str:
+        """libx265 inside PyAV."""
+        return bitstream.encoder_name()
+
     def working_bytes(self, shape: SegmentShape) -> int:
         """x265 takes 7 times the picture for one frame, up to 37 times for many small ones."""
         layout = _layout(shape)

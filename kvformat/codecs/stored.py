@@ -33,6 +33,10 @@ class StoredCodec:
             )
         return Decoded(np.frombuffer(payload, np.uint8).reshape(shape.integers_shape))
 
+    def encoder(self) -> str:
+        """There is none."""
+        return "none"
+
     def working_bytes(self, shape: SegmentShape) -> int:
         """One copy."""
         return shape.integers_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import zstandard
 
 from kvformat.codecs import zstd_codec
 from kvformat.codecs.base import Bytes, Decoded, Payload, SegmentShape
@@ -15,7 +16,7 @@ class ZstdCodec:
 
     def encode(self, integers: Bytes, shape: SegmentShape) -> bytes:
         """The frames of all rows."""
-        return zstd_codec.encode_rows(to_rows(integers, shape))
+        return zstd_codec.encode_rows(to_rows(integers, shape), run=shape.channels)
 
     def decode(
         self, payload: Payload, shape: SegmentShape, where: str, *, strict: bool = False
@@ -24,6 +25,10 @@ class ZstdCodec:
         del strict
         rows = shape.layers * shape.channels * max(shape.item_bytes, 1)
         return from_rows(zstd_codec.decode_rows(payload, rows, shape.tokens, where), shape)
+
+    def encoder(self) -> str:
+        """The zstd library."""
+        return f"zstd {'.'.join(str(part) for part in zstandard.ZSTD_VERSION)}"
 
     def working_bytes(self, shape: SegmentShape) -> int:
         """The rows and the frames."""

@@ -38,8 +38,13 @@ from kvformat.errors import InvalidError
 
 Bytes = NDArray[np.uint8]
 
-FRAME_VALUES = 24 * 1024
-"""Values that the writer puts into one frame, roughly: fewer cost tables, more mix statistics."""
+FRAME_ROWS = 48
+FRAME_VALUES = (24 * 1024, 48 * 1024)
+"""The writer makes frames of about 48 rows, within these numbers of values.
+
+Smaller frames spend more on Huffman tables and make threads queue for the interpreter lock; in
+larger ones the rows' statistics differ more.
+"""
 
 MAX_WINDOW = 8 << 20
 """Largest zstd window in bytes that a frame may ask for."""
@@ -50,7 +55,7 @@ _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<IIBB")
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _FORBIDDEN_FLAGS = 0x1F
-_SMALL_RUN = FRAME_VALUES // 3
+_SMALL_RUN = 8 * 1024
 
 
 class _Engines(threading.local):
@@ -111,9 +116,10 @@ def _cuts(count: int, tokens: int, run: int) -> Iterator[tuple[int, int]]:
     """First and last-plus-one row of each frame: runs cut into about equal parts."""
     if run * tokens < _SMALL_RUN:
         run *= -(-_SMALL_RUN // (run * tokens))
+    wanted = min(max(FRAME_ROWS * tokens, FRAME_VALUES[0]), FRAME_VALUES[1])
     for start in range(0, count, run):
         extent = min(run, count - start)
-        parts = min(extent, max(1, round(extent * tokens / FRAME_VALUES)))
+        parts = min(extent, max(1, round(extent * tokens / wanted)))
         for part in range(parts):
             yield start + extent * part // parts, start + extent * (part + 1) // parts
 

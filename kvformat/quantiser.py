@@ -1,0 +1,133 @@
+"""The writer's art: parameters from the data alone (rationale; any writer may choose others).
+
+Channel means become biases, one step per layer and role relative to its RMS, a scale per token,
+columns sorted by variance within each head. The first tokens of a sequence are attention sinks:
+an error there is an error everywhere, so they are patches, as are tokens that do not fit 8 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvformat import quant
+from kvformat.digests import digest
+from kvformat.errors import KvformatError, UsageError
+from kvformat.sets import (
+    BIAS_RANGE,
+    SCALE_RANGE,
+    Patches,
+    QuantisationSet,
+    SideBlock,
+    neutral_integers,
+    order_dtype,
+)
+
+LEVELS: Final = quant.geometric_levels()
+SINK_TOKENS: Final = 4
+DEVIATIONS_HELD: Final = 6.0
+"""A channel's step is widened so that this many standard deviations fit in 127 steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """Statistics of one layer; ``levels`` uint8 ``[T]`` are indices into ``LEVELS``."""
+
+    statistics: quant.Statistics
+    levels: NDArray[np.uint8]
+
+
+def measure_layer(x: NDArray[Any], *, sinks: bool, where: str) -> LayerFacts:
+    """Statistics of one layer ``[T, H, D]``; raises ``input.non-finite`` or ``input.range``."""
+    try:
+        found = quant.statistics(x, SINK_TOKENS if sinks else 0)
+    except KvformatError as error:
+        raise UsageError(
+            error.code,
+            error.message,
+            where=f"{where}, {error.where}",
+            found=error.found,
+            next_step=error.next_step,
+        ) from None
+    largest = float(np.abs(found.mean).max(initial=0))
+    if largest > BIAS_RANGE[1] or found.rms * 2 > SCALE_RANGE[1]:
+        raise UsageError(
+            "input.range",
+            "the values are too large to be quantised",
+            where=where,
+            expected="magnitudes below about 2^40",
+            found=max(largest, found.rms),
+            next_step="Write an exact track",
+        )
+    return LayerFacts(found, quant.nearest_levels(found.token_rms, LEVELS))
+
+
+def make_set(facts: Sequence[LayerFacts], relative_step: float) -> QuantisationSet:
+    """The quantisation set of a layer run from the facts of its layers."""
+    statistics = [item.statistics for item in facts]
+    heads, head_dim = statistics[0].mean.shape
+    step = np.array([quant.relative_scale(item.rms, relative_step) for item in statistics])
+    step = step.astype(np.float32).reshape(-1, 1, 1)
+    deviation = np.sqrt(np.stack([item.variance for item in statistics]).astype(np.float64))
+    needed = np.minimum(deviation * (DEVIATIONS_HELD / 127), SCALE_RANGE[1]).astype(np.float32)
+    scale = np.maximum(step, needed) if (needed > step).any() else step
+    bias = np.stack([item.mean for item in statistics])
+    bias = np.where(np.abs(bias) < BIAS_RANGE[0], np.float32(0), bias).astype(np.float32)
+    order = np.argsort(-deviation, axis=-1, kind="stable").astype(order_dtype(head_dim))
+    zero = np.full((len(facts), 1, 1), quant.ZERO, np.int16)
+    return QuantisationSet(heads, head_dim, scale, zero, bias, order, LEVELS)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedSegment:
+    """Integers uint8 ``[n, N, H, D]`` in original dim order, their digest, the side block."""
+
+    integers: NDArray[np.uint8]
+    integer_digest: bytes
+    side: bytes
+
+
+def quantise_segment(
+    layers: Sequence[NDArray[Any]],
+    item: QuantisationSet,
+    *,
+    heads: slice,
+    levels: NDArray[np.uint8],
+    exact_tokens: NDArray[np.bool_],
+) -> QuantisedSegment:
+    """Quantise ``layers``, arrays ``[N, H, D]`` of one segment with heads already cut.
+
+    ``levels`` uint8 ``[n, N]``; ``exact_tokens`` bool ``[N]`` are patched whatever their values.
+    """
+    tokens = len(exact_tokens)
+    scale, zero = _of_heads(item.scale, heads), _of_heads(item.zero, heads)
+    bias = None if item.bias is None else item.bias[:, heads]
+    neutral = neutral_integers(item)
+    neutral = _of_heads(neutral, heads)
+    index = levels.copy()
+    integers = np.empty((len(layers), tokens, *layers[0].shape[1:]), np.uint8)
+    patches: list[Patches] = []
+    for number, x in enumerate(layers):
+        part = slice(number, number + 1)
+        clipped = quant.quantise(
+            x[None],
+            integers[part],
+            scale=scale[part],
+            zero=zero[part],
+            bias=None if bias is None else bias[part],
+            token_scale=item.token_scale[index[part]],
+        )
+        ordinals = np.flatnonzero(clipped[0] | exact_tokens)
+        integers[number, ordinals] = neutral[number]
+        index[number, ordinals] = 0
+        patches.append(Patches(ordinals.astype(np.int64), x[ordinals]))
+    side = SideBlock(index, tuple(patches)).to_bytes()
+    return QuantisedSegment(integers, digest(integers.reshape(-1).data), side)
+
+
+def _of_heads(values: NDArray[Any], heads: slice) -> NDArray[Any]:
+    return values if values.shape[1] == 1 else values[:, heads]
