@@ -167,6 +167,7 @@ class Artifact:
         track: str | None = None,
         check: bool = False,
         allow_partial: bool = False,
+        unverified: bool = False,
         workers: int | None = None,
     ) -> Restored:
         """Restore a part of the cache, bit for bit (section 9.4), or raise.
@@ -174,7 +175,8 @@ class Artifact:
         ``tokens`` is an interval of token ordinals, ``layers`` and ``heads`` are global numbers
         (an interval, for layers also any iterable that is no pair). A windowed group gives what
         it holds of the interval; such an artifact serves only its ``valid_lengths``, unless
-        ``allow_partial``. ``check`` also compares integer digests. ``track`` is a name of
+        ``allow_partial``. ``unverified`` also reads tokens beyond the verified length, for
+        checks that serve nobody. ``check`` also compares integer digests. ``track`` is a name of
         ``tracks``, a codec or a quality; by default the best quality in the codec that is
         fastest on a CPU.
 
@@ -186,7 +188,8 @@ class Artifact:
         wanted = select(
             self.groups, count, tokens=tokens, layers=layers, heads=heads, roles=roles
         )
-        self._check_serving(tokens, allow_partial=allow_partial)
+        if not unverified:
+            self._check_serving(tokens, allow_partial=allow_partial)
         result = _allocate(chosen.name, wanted)
         jobs = self._jobs(chosen, wanted)
         workers = worker_count(workers, 4 * max((job[0] for job in jobs), default=1))
@@ -255,13 +258,15 @@ class Artifact:
             f"track {track.name}, segment {record.index}",
         )
 
-    def quantisation_set(self, quality: str, index: int) -> QuantisationSet:
-        """A checked quantisation set (section 9.2)."""
+    def quantisation_set(
+        self, quality: str, index: int, data: bytes | None = None
+    ) -> QuantisationSet:
+        """A checked quantisation set (section 9.2), from ``data`` if its bytes are at hand."""
         key = (quality, index)
         if key not in self._set_objects:
             record = self.set_table(quality)[index]
             where = f"quality {quality}, set {index}"
-            data = self._data(record.offset, record.size_bytes)
+            data = self.data(record.offset, record.size_bytes) if data is None else data
             found = digest(data)
             if found != record.digest:
                 raise InvalidError(
@@ -278,17 +283,25 @@ class Artifact:
             )
         return self._set_objects[key]
 
-    def _data(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes of the data section, from the prefix if it has them."""
-        start = self._front.data_start + offset
+    def data(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes of the data section."""
+        return self.file_bytes(self._front.data_start + offset, size_bytes)
+
+    def file_bytes(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes of the file, from the prefix if it has them."""
         prefix = self._front.prefix
-        if start + size_bytes <= len(prefix):
-            return prefix[start : start + size_bytes]
-        return self._source.read(start, size_bytes)
+        if offset + size_bytes <= len(prefix):
+            return prefix[offset : offset + size_bytes]
+        return self._source.read(offset, size_bytes)
+
+    def ends_at(self, size_bytes: int) -> bool:
+        """Whether the file has this length; asks the storage only if it is not known."""
+        size = self._source.size()
+        return size == size_bytes if size is not None else self._source.ends_at(size_bytes)
 
     def segment_bytes(self, record: SegmentRecord) -> bytes:
         """The stored bytes of one segment, not yet checked."""
-        return self._data(record.offset, record.stored_bytes)
+        return self.data(record.offset, record.stored_bytes)
 
     def _load_sets(self, track: Track, records: list[SegmentRecord]) -> None:
         """Fetch the sets that these segments need with few requests."""
@@ -302,7 +315,7 @@ class Artifact:
         """The stored bytes of segments, adjacent ones with one request."""
         self._load_sets(track, records)
         for chunk in chunks(records):
-            data = memoryview(self._data(chunk.offset, chunk.size_bytes))
+            data = memoryview(self.data(chunk.offset, chunk.size_bytes))
             for record in chunk.records:
                 start = record.offset - chunk.offset
                 yield 0, record, data[start : start + record.stored_bytes]

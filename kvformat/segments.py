@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvformat import quant
-from kvformat.codecs.base import Bytes, Decoded, SegmentShape
+from kvformat.codecs.base import Bytes, Codec, Decoded, SegmentShape
 from kvformat.codecs.registry import CODECS
 from kvformat.digests import Buffer, digest
 from kvformat.errors import InvalidError
@@ -97,12 +97,17 @@ def parse_side_block(context: SegmentContext, data: Buffer) -> SideBlock | None:
     )
 
 
-def decode_segment(context: SegmentContext, data: Buffer, *, strict: bool = False) -> Segment:
-    """Digest, side block, payload: in this order (ORD-3)."""
+def decode_segment(
+    context: SegmentContext, data: Buffer, *, strict: bool = False, codec: Codec | None = None
+) -> Segment:
+    """Digest, side block, payload: in this order (ORD-3).
+
+    ``codec`` replaces the registered one, for a decoder in another process.
+    """
     check_stored(context, data)
     side = parse_side_block(context, data)
     payload = memoryview(data)[context.record.side_bytes :]
-    codec = CODECS[context.codec]
+    codec = codec or CODECS[context.codec]
     decoded = codec.decode(payload, context.shape(), context.where, strict=strict)
     return Segment(context, decoded, side)
 

@@ -44,6 +44,9 @@ class Source(Protocol):
     def read_front(self, length: int) -> bytes:
         """The first ``length`` bytes, or the whole file if it is shorter."""
 
+    def ends_at(self, size_bytes: int) -> bool:
+        """Whether no byte follows; may cost a request."""
+
     def close(self) -> None:
         """Give back what is open."""
 
@@ -122,6 +125,10 @@ class LocalSource:
         """The first ``length`` bytes, or the whole file."""
         return self._read(0, length)
 
+    def ends_at(self, size_bytes: int) -> bool:
+        """Whether the file has this length."""
+        return self._size == size_bytes
+
     def _read(self, offset: int, length: int) -> bytes:
         with storage_errors(self.name, "io.read", "reading"):
             if hasattr(os, "pread"):
@@ -174,6 +181,14 @@ class FsspecSource:
             raise _short(self._url, 0, length, len(data))
         return data
 
+    def ends_at(self, size_bytes: int) -> bool:
+        """Whether the last byte is the last: one request for two bytes."""
+        try:
+            data = self._cat(size_bytes - 1, 2)
+        except StorageError:
+            return True  # servers answer 416 or cut; the last byte itself was read before
+        return len(data) <= 1
+
     def _cat(self, offset: int, length: int) -> bytes:
         with storage_errors(self._url, "io.read", "reading"):
             return bytes(self._fs.cat_file(self._path, start=offset, end=offset + length))
@@ -208,6 +223,10 @@ class BytesSource:
     def read_front(self, length: int) -> bytes:
         """The first ``length`` bytes, or all."""
         return self._data[:length]
+
+    def ends_at(self, size_bytes: int) -> bool:
+        """Whether there are this many bytes."""
+        return len(self._data) == size_bytes
 
     def close(self) -> None:
         """Nothing is open."""

@@ -13,6 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kvformat.errors import CODES, InvalidError, MismatchError, StorageError
+from kvformat.groups import ALIGNMENTS
 from kvformat.limits import LIMITS
 from tests.requirements import code_spans, covers, section, table_rows
 
@@ -307,7 +308,7 @@ def test_patterns_are_anchored_and_portable() -> None:
         ("tokens", "first_position", "maximum", "tokens"),
         ("segmentation", "tokens", "maximum", "tokens_per_segment"),
         ("rope", "inv_freq", "maxLength", "string_bytes"),
-        ("identity", "layers_total", "maximum", "integer"),
+        ("identity", "layers_total", "maximum", "layers_total"),
     ],
 )
 def test_limits_are_those_of_the_spec(
@@ -323,7 +324,7 @@ def test_limits_are_those_of_the_spec(
 def test_limits_of_the_segmentation() -> None:
     part = MANIFEST["$defs"]["segmentation"]["properties"]
     assert part["groups"]["items"]["properties"]["layers"]["maximum"] == LIMITS.layers_per_segment
-    assert max(part["alignment"]["enum"]) == LIMITS.alignment_bytes
+    assert tuple(part["alignment"]["enum"]) == ALIGNMENTS
 
 
 @covers("MAN-1", "IDN-1", "GRP-1", "TRK-1", "QUA-1")
@@ -477,6 +478,19 @@ SINGLE = {
     "inv_freq too long": (("identity", "rope", 0, "inv_freq"), "3f800000" * 513),
     "unknown pairing": (("identity", "rope", 0, "pairing"), "pairs"),
     "scaling as binary32": (("identity", "rope", 0, "scaling"), "3f800000"),
+    "scaling 0": (("identity", "rope", 0, "scaling"), "0" * 16),
+    "scaling -1": (("identity", "rope", 0, "scaling"), "bff0000000000000"),
+    "scaling infinite": (("identity", "rope", 0, "scaling"), "7ff0000000000000"),
+    "scaling no number": (("identity", "rope", 0, "scaling"), "7ff0000000000001"),
+    "inv_freq with a 0": (("identity", "rope", 0, "inv_freq"), "3f80000000000000"),
+    "inv_freq with a -0": (("identity", "rope", 0, "inv_freq"), "3f80000080000000"),
+    "inv_freq infinite": (("identity", "rope", 0, "inv_freq"), "7f8000003f800000"),
+    "cache scale 0": (("identity", "scale_scheme", "scales", 0, "bits"), "00000000"),
+    "cache scale -1": (("identity", "scale_scheme", "scales", 0, "bits"), "bf800000"),
+    "cache scale infinite": (("identity", "scale_scheme", "scales", 0, "bits"), "7f800000"),
+    "step 0": (("qualities", 0, "relative_step"), "0" * 16),
+    "step infinite": (("qualities", 0, "relative_step"), "7ff0000000000000"),
+    "layers_total above limit": (("identity", "layers_total"), 65_537),
     "hash without algorithm": (("identity", "model", "weights_digest"), ONES),
     "hash of another algorithm": (("identity", "model", "weights_digest"), "sha512:" + ONES),
     "digest with algorithm": (("source_digest",), HASH),
@@ -531,7 +545,7 @@ SINGLE = {
 
 
 @covers(
-    "MAN-1", "MAN-2", "MAN-4", "IDN-1", "IDN-6", "LIN-2", "GRP-1", "GRP-6", "SEG-4", "SEG-5",
+    "MAN-1", "MAN-2", "MAN-4", "IDN-1", "IDN-6", "IDN-8", "LIN-2", "GRP-1", "GRP-6", "SEG-4", "SEG-5",
     "TRK-1", "TRK-3", "QUA-1", "LAY-1", "LAY-4", "EXT-1", "CNV-2",
 )  # fmt: skip
 @pytest.mark.parametrize("case", SINGLE)
@@ -552,6 +566,10 @@ AT_THE_LIMIT = {
     "width": (("tracks", 0, "layouts", 0, "width"), 8192),
     "height": (("tracks", 0, "layouts", 0, "height"), 144),
     "inv_freq": (("identity", "rope", 0, "inv_freq"), "3f800000" * 512),
+    "inv_freq extremes": (("identity", "rope", 0, "inv_freq"), "000000017f7fffff"),
+    "smallest scaling": (("identity", "rope", 0, "scaling"), "0000000000000001"),
+    "largest scaling": (("identity", "rope", 0, "scaling"), "7fefffffffffffff"),
+    "layers_total": (("identity", "layers_total"), 65_536),
     "name of 48": (("groups", 0, "name"), "a" * 48),
     "text of 1,024": (("generator",), "a" * 1024),
     "text of another script": (("identity", "model", "id"), "模型\n"),
