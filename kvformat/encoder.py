@@ -21,7 +21,7 @@ from kvformat.errors import InvalidError
 from kvformat.groups import Cell, Grid, Segmentation, make_grid
 from kvformat.layout import Layout, candidate_layouts, fault, tail_layout
 from kvformat.limits import LIMITS
-from kvformat.planning import RELATIVE_STEPS, TrackPlan
+from kvformat.planning import TrackPlan, relative_step
 from kvformat.quantiser import (
     SINK_TOKENS,
     LayerFacts,
@@ -167,7 +167,7 @@ def _with_sets(job: Job) -> Job:
                 run = range(first, min(first + step, len(item.layers)))
                 numbers[group, first] = len(found)
                 facts = [job.facts[group, layer] for layer in run]
-                found.append(make_set(facts, RELATIVE_STEPS[quality]))
+                found.append(make_set(facts, relative_step(quality, item.group.role)))
         sets[quality] = found
     return replace(job, sets=sets, set_numbers=numbers)
 

@@ -1,0 +1,161 @@
+"""``kvformat decode``: an artifact, whole or in part, to a file of tensors."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from kvformat.artifact import Artifact, open_artifact
+from kvformat.cache import Restored
+from kvformat.cli.options import (
+    EXPECTATION_KEYS,
+    expectation_options,
+    interval,
+    make_expectation,
+    names,
+)
+from kvformat.cli.outputs import check_target, require_suffix, write_npy, write_safetensors
+from kvformat.cli.show import emit, facts, heading, say
+from kvformat.cli.statements import restored_metadata
+from kvformat.cli.text import warn
+from kvformat.dtypes import DTYPES
+from kvformat.errors import UsageError
+
+NUMPY_LACKS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of ``decode``, as click hands them over."""
+
+    track: str | None
+    tokens: slice | None
+    layers: slice | None
+    heads: slice | None
+    roles: str | None
+    allow_partial: bool
+    check: bool
+    overwrite: bool
+    workers: int | None
+
+
+@click.command(name="decode")
+@click.argument("url", metavar="URL")
+@click.option(
+    "--output", required=True, metavar="FILE", help="A .npy or .safetensors file to write."
+)
+@click.option("--track", metavar="T", help="Track, codec or quality. Default: the best quality.")
+@click.option(
+    "--tokens",
+    callback=interval,
+    metavar="A:B",
+    help="Tokens of the artifact, from 0: A:B, A:, :B or N.",
+)
+@click.option(
+    "--layers", callback=interval, metavar="A:B", help="Layers by their number in the model."
+)
+@click.option(
+    "--heads", callback=interval, metavar="A:B", help="KV heads by their number in the model."
+)
+@click.option("--roles", metavar="R,R", help="Roles, for example key,value.")
+@click.option(
+    "--allow-partial",
+    is_flag=True,
+    help="Also give parts of windowed or recurrent layers that serve no prefix.",
+)
+@click.option("--check", is_flag=True, help="Also compare the digests of the decoded integers.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads.")
+@expectation_options
+def command(url: str, output: str, **given: Any) -> None:
+    """Restore the cache in the artifact URL, bit for bit, to a file.
+
+    A .npy file holds one array [2, layers, tokens, heads, head_dim]; a .safetensors file any
+    cache, as tensors layers.0.key and so on, with the digest of the manifest as metadata.
+    """
+    expected = {key: given.pop(key) for key in list(given) if key in EXPECTATION_KEYS}
+    options = Options(**given)
+    suffix = require_suffix(output, ".npy", ".safetensors")
+    check_target(output, url, overwrite=options.overwrite)
+    expect = make_expectation(**expected)
+    started = time.monotonic()
+    with open_artifact(url, expect=expect) as artifact:
+        restored = artifact.read(
+            tokens=options.tokens,
+            layers=_layers(artifact, options.layers),
+            heads=_heads(artifact, options.heads),
+            roles=names(options.roles),
+            track=options.track,
+            check=options.check,
+            allow_partial=options.allow_partial,
+            workers=options.workers,
+        )
+        _write(output, suffix, artifact, restored, overwrite=options.overwrite)
+        _show(output, suffix, artifact, restored, seconds=time.monotonic() - started)
+
+
+def _layers(artifact: Artifact, wanted: slice | None) -> slice | None:
+    """Open ends are the first and last layer held, not those of the model."""
+    if wanted is None:
+        return None
+    held = [layer for group in artifact.groups for layer in group.layers]
+    return _closed(wanted, min(held), max(held) + 1)
+
+
+def _heads(artifact: Artifact, wanted: slice | None) -> slice | None:
+    """Open ends are the first and last head held."""
+    if wanted is None:
+        return None
+    first = min(group.head_start for group in artifact.groups)
+    return _closed(wanted, first, max(group.head_start + group.heads for group in artifact.groups))
+
+
+def _closed(wanted: slice, first: int, stop: int) -> slice:
+    return slice(
+        first if wanted.start is None else wanted.start,
+        stop if wanted.stop is None else wanted.stop,
+    )
+
+
+def _write(
+    output: str, suffix: str, artifact: Artifact, restored: Restored, *, overwrite: bool
+) -> None:
+    if suffix == ".safetensors":
+        metadata = restored_metadata(artifact.manifest, artifact.manifest_digest, restored.track)
+        write_safetensors(output, restored.tensors(), metadata, overwrite=overwrite)
+        return
+    try:
+        array = restored.kv
+    except UsageError as error:
+        raise UsageError(
+            error.code,
+            error.message,
+            found=error.found,
+            next_step="Write a .safetensors file, which holds any cache",
+        ) from None
+    write_npy(output, array, overwrite=overwrite)
+
+
+def _show(
+    output: str, suffix: str, artifact: Artifact, restored: Restored, *, seconds: float
+) -> None:
+    """What was written, and what to know before it is used."""
+    manifest = artifact.manifest
+    dtypes = sorted({item.group.dtype for item in restored.groups.values()})
+    shapes = ", ".join(f"{name} {list(item.shape)}" for name, item in restored.items())
+    rows = [("track", restored.track), ("groups", shapes), ("dtype", ", ".join(dtypes))]
+    if artifact.verified_length is not None:
+        rows.append(("tokens", f"the first {artifact.verified_length:,} agree with those given"))
+    heading(f"wrote {output} in {seconds:.1f} s")
+    emit(facts(rows))
+    if suffix == ".npy" and dtypes[0] in NUMPY_LACKS:
+        raw = f"V{DTYPES[dtypes[0]].itemsize}"
+        say(f"numpy has no {dtypes[0]}: load it, then .view(ml_dtypes.{dtypes[0]}) the {raw} array")
+    quality = restored.track.split("/")[0]
+    if suffix == ".npy" and quality != "exact":
+        say(f"lossy: when you encode these values again, give --lossy-source {quality}")
+    if manifest.identity.kind != "tokens":
+        warn("tokens are not verified: the artifact does not say which tokens it holds")

@@ -1,0 +1,87 @@
+"""How the command ends: one line on standard error, a verdict as JSON, an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Final
+
+import click
+
+from kvformat.cli.text import clean, write_error, write_json
+from kvformat.errors import KvformatError, UsageError
+
+INTERNAL: Final = 70
+INTERRUPTED: Final = 130
+OUTPUT_CLOSED: Final = 74
+DEBUG_VARIABLE: Final = "KVFORMAT_DEBUG"
+
+
+def answer(act: Callable[[], None], *, as_json: bool) -> int:
+    """Call ``act`` and return the exit code; whatever it raises is told in one line."""
+    try:
+        try:
+            act()
+            sys.stdout.flush()
+        except click.exceptions.Exit as ended:
+            sys.stdout.flush()
+            return ended.exit_code
+        except KvformatError as error:
+            return _report(error, as_json=as_json)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            return UsageError("usage.argument", "no command").exit_code
+        except click.ClickException as error:
+            return _report(usage_of(error), as_json=as_json)
+    except BrokenPipeError:
+        _silence_output()
+        return OUTPUT_CLOSED
+    except (KeyboardInterrupt, click.Abort):
+        write_error("interrupted; nothing is left behind")
+        return INTERRUPTED
+    except Exception as error:
+        return _internal(error)
+    return 0
+
+
+def usage_of(error: click.ClickException) -> UsageError:
+    """What click says about the command line, as an error of this package."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "kvformat"
+    return UsageError("usage.argument", message, next_step=f"See {path} --help")
+
+
+def _report(error: KvformatError, *, as_json: bool) -> int:
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exception(error)
+    write_error(f"error {clean(error, limit=4000)}")
+    if as_json:
+        write_json(error.as_dict())
+        sys.stdout.flush()
+    return error.exit_code
+
+
+def _internal(error: Exception) -> int:
+    """A bug: never a traceback unless it is asked for."""
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exception(error)
+    if isinstance(error, MemoryError):
+        write_error("error: not enough memory. Use fewer --workers, or decode a part")
+    else:
+        write_error(
+            f"internal error: {type(error).__name__}: {clean(error)}. This is a bug in kvformat; "
+            f"please report it with the traceback that {DEBUG_VARIABLE}=1 shows"
+        )
+    return INTERNAL
+
+
+def _silence_output() -> None:
+    """Point standard output away, so that the interpreter's last flush does not complain."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

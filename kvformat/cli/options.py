@@ -1,0 +1,153 @@
+"""Options that several subcommands share: intervals, token ids, salts, expectations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from kvformat.errors import UsageError
+from kvformat.expectations import Expectation, token_array
+from kvformat.storage import storage_errors
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+NPY_MAGIC: Final = b"\x93NUMPY"
+
+
+def interval(context: click.Context, parameter: click.Parameter, value: str | None) -> slice | None:
+    """A click callback: ``A:B``, ``A:``, ``:B``, ``:`` or one number, as a slice."""
+    if value is None:
+        return None
+    first, colon, second = value.partition(":")
+    parts = [part.strip() for part in ((first, second) if colon else (first,))]
+    digits = [part.isascii() and part.isdigit() and len(part) < 16 for part in parts]
+    if not all(good or (colon and not part) for good, part in zip(digits, parts, strict=True)):
+        raise click.BadParameter(
+            f"{value[:80]!a} is not an interval such as 0:512, 512:, :512 or 7", context, parameter
+        )
+    numbers = [int(part) if part else None for part in parts]
+    if not colon:
+        start = int(parts[0])
+        return slice(start, start + 1)
+    begin, end = numbers
+    if begin is not None and end is not None and begin >= end:
+        raise click.BadParameter(
+            f"{value[:80]!a} holds nothing: the end must be above the start", context, parameter
+        )
+    return slice(begin, end)
+
+
+def names(text: str | None) -> tuple[str, ...] | None:
+    """A list with commas."""
+    if text is None:
+        return None
+    found = tuple(item.strip() for item in text.split(",") if item.strip())
+    if not found:
+        raise UsageError("usage.argument", "the list is empty", found=ascii(text))
+    return found
+
+
+def read_token_ids(file: str) -> NDArray[np.uint32]:
+    """Token ids from a JSON list, a .npy file, or integers between white space or commas."""
+    path = Path(file)
+    with storage_errors(file, "io.read", "reading the token ids"):
+        data = path.read_bytes()
+    if data.startswith(NPY_MAGIC):
+        from kvformat.cli.inputs import open_npy
+
+        return token_array(open_npy(path))
+    try:
+        text = data.decode("utf-8").strip()
+        value = json.loads(text) if text.startswith("[") else text.replace(",", " ").split()
+        if any(isinstance(item, (bool, float, list, dict)) or item is None for item in value):
+            raise ValueError("not integers")
+        ids = [int(item) for item in value]
+    except (ValueError, TypeError, RecursionError):
+        raise UsageError(
+            "usage.argument",
+            "the file holds no token ids",
+            where=file,
+            expected="a JSON list, a .npy file, or integers separated by white space",
+        ) from None
+    if any(not 0 <= item < 2**32 for item in ids):
+        raise UsageError(
+            "usage.argument",
+            "a token id is out of range",
+            where=file,
+            expected="0 to 2^32 - 1",
+            found=next(item for item in ids if not 0 <= item < 2**32),
+        )
+    return np.array(ids, np.uint32)
+
+
+def read_salt(file: str) -> bytes:
+    """All bytes of a file, a final newline included."""
+    with storage_errors(file, "io.read", "reading the salt"):
+        data = Path(file).read_bytes()
+    if not data:
+        raise UsageError("usage.argument", "the salt file is empty", where=file)
+    return data
+
+
+EXPECTATIONS: Final = (
+    click.option("--expect-model", metavar="ID", help="Refuse the cache of another model."),
+    click.option("--expect-revision", metavar="TEXT", help="Refuse another model revision."),
+    click.option(
+        "--expect-weights-digest", metavar="HASH", help="Refuse other weights (sha256:...)."
+    ),
+    click.option("--expect-tokenizer", metavar="ID", help="Refuse another tokenizer."),
+    click.option(
+        "--expect-token-ids",
+        metavar="FILE",
+        help="Refuse the cache of other tokens. The ids of the sequence from position 0 on: a "
+        "JSON list, a .npy file, or integers separated by white space.",
+    ),
+    click.option("--salt-file", metavar="FILE", help="The tenant's salt: all bytes of this file."),
+)
+
+
+def expectation_options(function: Function) -> Function:
+    """Add the ``--expect-`` options; they arrive as keywords for ``make_expectation``."""
+    for option in reversed(EXPECTATIONS):
+        function = option(function)
+    return function
+
+
+def make_expectation(
+    *,
+    expect_model: str | None,
+    expect_revision: str | None,
+    expect_weights_digest: str | None,
+    expect_tokenizer: str | None,
+    expect_token_ids: str | None,
+    salt_file: str | None,
+) -> Expectation | None:
+    """What the caller wants the artifact to be, None if nothing was said."""
+    if salt_file is not None and expect_token_ids is None:
+        raise UsageError("usage.argument", "--salt-file needs --expect-token-ids")
+    texts = (expect_model, expect_revision, expect_weights_digest, expect_tokenizer)
+    if expect_token_ids is None and not any(item is not None for item in texts):
+        return None
+    return Expectation(
+        model=expect_model,
+        revision=expect_revision,
+        weights_digest=expect_weights_digest,
+        tokenizer=expect_tokenizer,
+        token_ids=None if expect_token_ids is None else read_token_ids(expect_token_ids),
+        salt=b"" if salt_file is None else read_salt(salt_file),
+    )
+
+
+EXPECTATION_KEYS: Final = (
+    "expect_model",
+    "expect_revision",
+    "expect_weights_digest",
+    "expect_tokenizer",
+    "expect_token_ids",
+    "salt_file",
+)

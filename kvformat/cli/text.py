@@ -1,0 +1,57 @@
+"""Plain output: escaped text, warnings, JSON. No import that takes time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from kvformat.errors import StorageError
+
+
+def clean(value: object, limit: int = 300) -> str:
+    """``value`` as one line in which nothing can steer a terminal.
+
+    Names in an artifact come from anyone: control, bidi and other invisible characters are
+    shown as escapes, and very long texts are cut.
+    """
+    text = str(value)
+    if len(text) > limit:
+        text = f"{text[:limit]}... ({len(text):,} characters)"
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
+@contextlib.contextmanager
+def output_errors() -> Iterator[None]:
+    """A full disk behind standard output is the storage's failure; a closed pipe passes."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            "io.write", f"writing failed: {error.strerror}", where="standard output"
+        ) from error
+
+
+def write_error(line: str) -> None:
+    """One line on standard error."""
+    sys.stderr.write(f"kvformat: {line}\n")
+    sys.stderr.flush()
+
+
+def warn(text: str) -> None:
+    """One line that does not stop anything."""
+    write_error(f"warning: {clean(text, limit=1000)}")
+
+
+def write_json(value: Any) -> None:
+    """One JSON object on standard output, in ASCII."""
+    with output_errors():
+        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=True) + "\n")
+        sys.stdout.flush()

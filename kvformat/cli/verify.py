@@ -1,0 +1,85 @@
+"""``kvformat verify``: strict verification with a verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kvformat.artifact import open_artifact
+from kvformat.cli.options import expectation_options, make_expectation
+from kvformat.cli.show import emit, facts, heading, progress
+from kvformat.cli.text import warn, write_json
+from kvformat.verify import VerifyReport, verify
+
+
+@click.command(name="verify")
+@click.argument("url", metavar="URL")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@click.option(
+    "--in-process",
+    is_flag=True,
+    help="Decode video in this process: faster, but not for files from strangers.",
+)
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads.")
+@expectation_options
+def command(
+    url: str, *, as_json: bool, in_process: bool, workers: int | None, **expected: Any
+) -> None:
+    """Check every byte of the artifact URL against the specification.
+
+    Says what was checked and what was not. The exit code is the verdict.
+    """
+    expect = make_expectation(**expected)
+    with progress("verifying") as step:
+        report = verify(url, expect=expect, in_child=not in_process, workers=workers, progress=step)
+    partial = "" if report.verified_tokens is None else _unmatched(url, report.verified_tokens)
+    if as_json:
+        write_json(_verdict(report, partial))
+    else:
+        _show(report)
+    if partial:
+        warn(partial)
+
+
+def _verdict(report: VerifyReport, partial: str) -> dict[str, Any]:
+    """As ``schema/verdict.schema.json`` has it."""
+    return {
+        "verdict": "ok",
+        "code": None,
+        "message": partial or "the artifact keeps every rule that was checked",
+        "where": "",
+        "expected": None,
+        "found": None,
+        "next_step": "",
+        "report": report.to_json(),
+    }
+
+
+def _unmatched(url: str, length: int) -> str:
+    """What to say of a valid artifact of which only a prefix is what was asked for."""
+    with open_artifact(url) as artifact:
+        count = artifact.manifest.tokens.count
+    if length == count:
+        return ""
+    return (
+        f"only the first {length:,} of {count:,} tokens agree with the ids given; "
+        "the rest are others, or too few ids were given to check them"
+    )
+
+
+def _show(report: VerifyReport) -> None:
+    heading(f"ok  {report.name}")
+    rows: list[tuple[str, object]] = [
+        ("manifest", report.manifest_digest),
+        ("content id", report.content_id),
+        ("tracks", ", ".join(report.tracks)),
+        ("checked", ", ".join(f"{count:,} {what}" for what, count in report.checked.items())),
+    ]
+    if report.verified_tokens is not None:
+        rows.append(("tokens", f"the first {report.verified_tokens:,} agree with the ids given"))
+    rows += [
+        ("not checked" if not index else "", sentence)
+        for index, sentence in enumerate(report.not_checked)
+    ]
+    emit(facts(rows))
