@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from kvformat.cli.text import clean, write_error, write_json
+from kvformat.cli.text import STANDARD_OUTPUT, clean, output_errors, write_error, write_json
 from kvformat.errors import KvformatError, UsageError
 
 INTERNAL: Final = 70
@@ -25,9 +25,11 @@ def answer(act: Callable[[], None], *, as_json: bool) -> int:
     try:
         try:
             act()
-            sys.stdout.flush()
+            with output_errors():
+                sys.stdout.flush()
         except click.exceptions.Exit as ended:
-            sys.stdout.flush()
+            with output_errors():
+                sys.stdout.flush()
             return ended.exit_code
         except KvformatError as error:
             return _report(error, as_json=as_json)
@@ -58,10 +60,13 @@ def usage_of(error: click.ClickException) -> UsageError:
 def _report(error: KvformatError, *, as_json: bool) -> int:
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exception(error)
+    if error.code == "io.exists" and "overwriting" in error.next_step:
+        error.next_step = "Choose another name, or give --overwrite"
     write_error(f"error {clean(error, limit=4000)}")
-    if as_json:
+    if error.where == STANDARD_OUTPUT:
+        _silence_output()
+    elif as_json:
         write_json(error.as_dict())
-        sys.stdout.flush()
     return error.exit_code
 
 

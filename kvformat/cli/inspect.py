@@ -43,7 +43,6 @@ def _as_json(artifact: Artifact) -> dict[str, Any]:
         },
         "data_start": artifact.front.data_start,
         "manifest": artifact.manifest.to_json(),
-        "tokens_verified": False,
         "url": artifact.name,
     }
 
@@ -115,8 +114,8 @@ def _binding(manifest: Manifest) -> str:
     """ENG-2: say so where tokens cannot be verified."""
     kind, chain = manifest.identity.kind, manifest.tokens.chain
     if chain is not None:
-        salt = "salted" if chain.salted else "not salted: confirms a guessed prompt"
-        return f"prefix chain of {len(chain.hashes):,} blocks of 256 tokens, {salt}"
+        salt = "salted" if chain.salted else "not salted, so it confirms a guessed prompt"
+        return f"prefix chain, {len(chain.hashes):,} x 256 tokens; {salt}"
     key = manifest.identity.engine_key
     if key is not None:
         place = f"rank {key.rank} of {key.world_size}"

@@ -28,13 +28,13 @@ def make_console(stream: TextIO) -> Console:
 def emit(*parts: RenderableType) -> None:
     """Print to standard output."""
     console = make_console(sys.stdout)
-    with console.capture() as captured:
-        for part in parts:
-            console.print(part)
-    text = captured.get()
-    if not console.is_terminal:
-        text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
     with output_errors():
+        with console.capture() as captured:
+            for part in parts:
+                console.print(part)
+        text = captured.get()
+        if not console.is_terminal:
+            text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
         sys.stdout.write(text)
         sys.stdout.flush()
 

@@ -55,7 +55,7 @@ def track_sizes(manifest: Manifest) -> list[TrackSize]:
     return [track_size(manifest, track) for track in manifest.tracks]
 
 
-COLUMNS = ("track", "codecs", ">segments", ">bytes", ">bits/value", ">of raw")
+COLUMNS = ("track", "codecs", ">segments", ">bytes", ">bits/value", ">ratio to raw")
 
 
 def track_row(size: TrackSize) -> tuple[str, ...]:
@@ -66,5 +66,5 @@ def track_row(size: TrackSize) -> tuple[str, ...]:
         f"{size.segments:,}",
         f"{size.size_bytes:,}",
         f"{size.bits_per_value:.2f}",
-        f"1/{size.ratio:.1f}" if size.ratio >= 1 else f"{1 / max(size.ratio, 1e-9):.1f} x",
+        f"1:{size.ratio:.1f}",
     )

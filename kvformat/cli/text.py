@@ -6,9 +6,11 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from kvformat.errors import StorageError
+
+STANDARD_OUTPUT: Final = "standard output"
 
 
 def clean(value: object, limit: int = 300) -> str:
@@ -35,7 +37,7 @@ def output_errors() -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(
-            "io.write", f"writing failed: {error.strerror}", where="standard output"
+            "io.write", f"writing failed: {error.strerror}", where=STANDARD_OUTPUT
         ) from error
 
 
