@@ -23,7 +23,7 @@ from kvformat.segments import SegmentContext, check_integers, decode_segment, re
 from kvformat.selection import GroupSelection, Range, landings, select, touched
 from kvformat.sets import QuantisationSet, parse_set
 from kvformat.storage import Source, open_source
-from kvformat.tables import NO_SET, SegmentRecord, SegmentTable, SetTable
+from kvformat.tables import NO_SET, SegmentRecord, SegmentTable, SetRecord, SetTable
 from kvformat.tables import parse_segment_table as parse_segments
 from kvformat.tables import parse_set_table as parse_sets
 from kvformat.tracks import EXACT, Track
@@ -304,10 +304,20 @@ class Artifact:
         return self.data(record.offset, record.stored_bytes)
 
     def _load_sets(self, track: Track, records: list[SegmentRecord]) -> None:
-        """Fetch the sets that these segments need with few requests."""
-        needed = sorted({item.set_index for item in records if item.set_index != NO_SET})
-        for index in needed:
-            self.quantisation_set(track.quality, index)
+        """Fetch the sets that these segments need, adjacent ones with one request."""
+        needed = {item.set_index for item in records if item.set_index != NO_SET}
+        missing = sorted(i for i in needed if (track.quality, i) not in self._set_objects)
+        table = self.set_table(track.quality)
+        while missing:
+            start = table[missing[0]].offset
+            batch = [i for i in missing if _end(table[i]) - start <= REQUEST_BYTES]
+            batch = batch or missing[:1]
+            data = self.data(start, _end(table[batch[-1]]) - start)
+            for index in batch:
+                item = table[index]
+                mine = data[item.offset - start : _end(item) - start]
+                self.quantisation_set(track.quality, index, mine)
+            missing = missing[len(batch) :]
 
     def _fetched(
         self, track: Track, records: list[SegmentRecord]
@@ -335,6 +345,10 @@ def chunks(records: list[SegmentRecord]) -> Iterator[Chunk]:
     if group:
         end = group[-1].offset + group[-1].stored_bytes
         yield Chunk(tuple(group), group[0].offset, end - group[0].offset)
+
+
+def _end(record: SetRecord) -> int:
+    return record.offset + record.size_bytes
 
 
 def select_range(tokens: Range | slice | range, count: int) -> Range:

@@ -80,7 +80,7 @@ class Cache:
                     where=ascii(name[:80]),
                     expected="layers.NUMBER.ROLE, for example layers.0.key",
                 )
-            array = np.asarray(tensor)
+            array = _native(np.asarray(tensor))
             layer, role = int(match[1]), match[2]
             _check_shape(name, array, role)
             found.setdefault((role, name_of(array.dtype), array.shape), {})[layer] = array
@@ -114,6 +114,29 @@ class Cache:
                 )
             )
         return Cache(count, tuple(groups))
+
+
+def check_cache(cache: Cache) -> None:
+    """Refuse a hand-made cache whose arrays are not what its groups say (``input.shape``)."""
+    for item in cache.groups:
+        group = item.group
+        wanted = group.shape(cache.token_count)[1:]
+        shapes = {tuple(array.shape) for array in item.layers}
+        dtypes = {name_of(array.dtype) for array in item.layers}
+        if len(item.layers) != len(group.layers) or shapes - {wanted} or dtypes - {group.dtype}:
+            raise UsageError(
+                "input.shape",
+                "the arrays are not what the group says",
+                where=f"group {group.name}",
+                expected=f"{len(group.layers)} arrays {group.dtype} {list(wanted)}",
+                found=f"{len(item.layers)} arrays {sorted(dtypes)} {sorted(shapes)}",
+            )
+
+
+def _native(array: NDArray[Any]) -> NDArray[Any]:
+    """The array with little-endian elements; a copy only where the source has others."""
+    wanted = array.dtype.newbyteorder("<")
+    return array if array.dtype == wanted else array.astype(wanted)
 
 
 def _check_shape(name: str, array: NDArray[Any], role: str) -> None:

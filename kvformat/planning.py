@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from kvformat.tracks import CODEC_NAMES, EXACT
 RELATIVE_STEPS: Final = MappingProxyType(
     {"high": 0.14, "near-lossless": 0.28, "balanced": 0.8, "small": 1.2}
 )
-ROLE_FACTORS: Final = MappingProxyType({"key": 0.5**0.5, "value": 2**0.5})
+ROLE_FACTORS: Final = MappingProxyType({"key": math.sqrt(0.5), "value": math.sqrt(2)})
 """Keys carry more of the error than values at equal step (measured, see the rationale)."""
 DEFAULT_QUALITY: Final = "near-lossless"
 DEFAULT_TRACKS: Final = ("hevc", "zstd")

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvformat.cache import Cache
+from kvformat.cache import Cache, check_cache
 from kvformat.codecs.registry import CODECS
 from kvformat.digests import digest
 from kvformat.encoder import Job, encode_all, prepare
@@ -170,6 +170,7 @@ def as_cache(
 ) -> Cache:
     """The input as a ``Cache``."""
     if isinstance(cache, Cache):
+        check_cache(cache)
         return cache
     if isinstance(cache, Mapping):
         return Cache.from_tensors(cache, first_position=first_position)

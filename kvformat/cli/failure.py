@@ -24,13 +24,7 @@ def answer(act: Callable[[], None], *, as_json: bool) -> int:
     """Call ``act`` and return the exit code; whatever it raises is told in one line."""
     try:
         try:
-            act()
-            with output_errors():
-                sys.stdout.flush()
-        except click.exceptions.Exit as ended:
-            with output_errors():
-                sys.stdout.flush()
-            return ended.exit_code
+            return _complete(act)
         except KvformatError as error:
             return _report(error, as_json=as_json)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -46,7 +40,17 @@ def answer(act: Callable[[], None], *, as_json: bool) -> int:
         return INTERRUPTED
     except Exception as error:
         return _internal(error)
-    return 0
+
+
+def _complete(act: Callable[[], None]) -> int:
+    code = 0
+    try:
+        act()
+    except click.exceptions.Exit as ended:
+        code = ended.exit_code
+    with output_errors():
+        sys.stdout.flush()
+    return code
 
 
 def usage_of(error: click.ClickException) -> UsageError:
