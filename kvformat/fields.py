@@ -181,11 +181,21 @@ class Node:
 
 
 def positive_bits(node: Node, pattern: re.Pattern[str]) -> str:
-    """Float bits, or a list of them, whose every number is finite and above 0 (IDN-8)."""
+    """Float bits of one number that is finite and above 0 (IDN-8)."""
     text = node.matching(pattern)
-    values = (float64_of(text),) if pattern is FLOAT64_BITS else float32_list(text)
-    if not all(0 < value < float("inf") for value in values):
-        raise schema_error("a number is not finite and above 0", node.pointer, "above 0", text)
+    value = float64_of(text) if pattern is FLOAT64_BITS else float32_of(text)
+    if not 0 < value < float("inf"):
+        raise schema_error("the number is not finite and above 0", node.pointer, "above 0", value)
+    return text
+
+
+def frequency_bits(node: Node) -> str:
+    """Concatenated float bits of numbers that are finite and at least +0 (IDN-8)."""
+    text = node.matching(FLOAT32_LIST)
+    if not all(0 <= value < float("inf") for value in float32_list(text)) or "80000000" in {
+        text[start : start + 8] for start in range(0, len(text), 8)
+    }:
+        raise schema_error("a frequency is negative or not finite", node.pointer, "+0 or more", text)
     return text
 
 

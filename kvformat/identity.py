@@ -13,11 +13,11 @@ from kvformat import strictjson
 from kvformat.fields import (
     DTYPE_NAME,
     FLOAT32_BITS,
-    FLOAT32_LIST,
     FLOAT64_BITS,
     Node,
     float32_of,
     float64_bits,
+    frequency_bits,
     positive_bits,
     semantic_error,
     to_json,
@@ -95,7 +95,7 @@ class Rope:
         """From JSON."""
         m = node.members("inv_freq", "keys_rotated", "layers", "pairing", "scaling")
         return Rope(
-            positive_bits(m["inv_freq"], FLOAT32_LIST),
+            frequency_bits(m["inv_freq"]),
             m["layers"].each(Node.integer),
             m["keys_rotated"].boolean(),
             m["pairing"].choice("half", "interleaved"),

@@ -10,14 +10,12 @@ finite one of the target dtype and rounded to nearest even. Quantising is the wr
 merely close to the inverse.
 
 Axes are [layer L, token T, head H, dim D] throughout, whatever the memory order: a caller that
-holds channel-major rows passes a transposed view. Work goes in tiles that stay in the processor's
-cache, in scratch memory that belongs to the thread (about 4 MiB); a change of memory order is done
-on tiles of uint8, the smallest form that the values have.
+holds channel-major rows passes a transposed view. Work goes in tiles, in scratch memory of the
+thread (about 4 MiB); memory order is changed while values are uint8, their smallest form.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvformat.errors import UsageError
+from kvformat.scratch import scratch, transpose
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
@@ -39,47 +38,27 @@ SINK_TOKENS = 4
 """Tokens at the start of a sequence that statistics leave out: attention sinks are outliers."""
 
 _FLOAT16 = np.dtype(np.float16)
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 _E5M2 = np.dtype(ml_dtypes.float8_e5m2)
 
 MAX_FINITE: dict[np.dtype[Any], float] = {
     np.dtype(np.float32): float.fromhex("0x1.fffffep+127"),
     _FLOAT16: 65504.0,
-    np.dtype(ml_dtypes.bfloat16): float.fromhex("0x1.fep+127"),
+    _BFLOAT16: float.fromhex("0x1.fep+127"),
     _E4M3: 448.0,
     _E5M2: 57344.0,
 }
 """Largest finite value of each dtype that can be quantised and restored."""
 
-# Two threads reach 1.8 times the speed of one; at 32 Ki values 0.8 (interpreter lock).
-_TILE_VALUES = 256 * 1024
+_TILE_VALUES = 256 * 1024  # with 32 Ki values two threads are slower than one
 _TILE_CHANNELS = 1024
+_HELD_VALUES = 4 * 1024 * 1024  # a layer up to this size is converted once for two passes
 _TILE_TOKENS = 64
 _FLOAT8_VALUES = {
     kind: np.arange(256, dtype=np.uint8).view(kind).astype(np.float32) for kind in (_E4M3, _E5M2)
 }
 _TWO_112 = np.float32(2.0**112)
-
-
-class _Scratch(threading.local):
-    """Reusable memory of one thread, by purpose; grows to the largest tile seen."""
-
-    def __init__(self) -> None:
-        self.pool: dict[str, NDArray[np.uint8]] = {}
-
-    def take(self, name: str, kind: type[np.generic], *shape: int) -> Array:
-        """An uninitialised C-contiguous array; valid until ``name`` is taken again."""
-        dtype = np.dtype(kind)
-        size = dtype.itemsize
-        for extent in shape:
-            size *= extent
-        held = self.pool.get(name)
-        if held is None or held.size < size:
-            held = self.pool[name] = np.empty(size, np.uint8)
-        return held[:size].view(dtype).reshape(shape)
-
-
-_scratch = _Scratch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +106,13 @@ class _Channels:
 
     def __init__(self, values: Array, shape: tuple[int, ...]) -> None:
         layers, _, heads, dims = shape
-        full = np.broadcast_to(values, (layers, heads, dims))
-        self.values = np.ascontiguousarray(full, np.float32)
-        flat = self.values.reshape(layers, -1)
-        self.uniform = (flat == flat[:, :1]).all(axis=1) if flat.size else np.ones(layers, np.bool_)
+        self.uniform = values.shape in ((), (layers, 1, 1))
+        extent = (layers, 1, 1) if self.uniform else (layers, heads, dims)
+        self.values = np.ascontiguousarray(np.broadcast_to(values, extent), np.float32)
 
     def __getitem__(self, tile: _Tile) -> Any:
         """Scalar where the layer has one value (faster), else [channels of the tile]."""
-        if self.uniform[tile.layer]:
+        if self.uniform:
             return self.values[tile.layer, 0, 0]
         return self.values[tile.layer, tile.heads].reshape(-1)
 
@@ -167,7 +145,7 @@ def restore(
     clamp = _bound(scales, zeros, biases, token_scale) > 0.999 * limit
     with np.errstate(all="ignore"):
         for tile in _tiles(shape):
-            x = _scratch.take("float", np.float32, *tile.flat)
+            x = scratch.take("float", np.float32, *tile.flat)
             _load_integers(q, tile, order, x)
             np.subtract(x, zeros[tile], out=x)
             np.multiply(x, scales[tile], out=x)
@@ -204,10 +182,10 @@ def _load_integers(q: NDArray[np.uint8], tile: _Tile, order: Order | None, x: Fl
     if order is not None:
         rows = by_channel[tile.sorted_by(order)].reshape(tile.flat[::-1])
     else:
-        rows = _scratch.take("rows", np.uint8, *tile.flat[::-1])
+        rows = scratch.take("rows", np.uint8, *tile.flat[::-1])
         np.copyto(rows.reshape(by_channel.shape), by_channel)
-    turned = _scratch.take("bytes", np.uint8, *tile.flat)
-    np.copyto(turned, rows.T)
+    turned = scratch.take("bytes", np.uint8, *tile.flat)
+    transpose(rows, turned)
     np.copyto(x, turned)
 
 
@@ -244,10 +222,12 @@ def _store_float32(x: Float32, out: Array) -> None:
     No magnitude may exceed the largest finite value of ``out``'s dtype.
     """
     rounding = _ROUNDING.get(out.dtype)
-    if rounding is None:
-        np.copyto(out, x.reshape(out.shape), casting="unsafe")
-    else:
+    if rounding is not None:
         _round(x, out.view(rounding.unsigned), rounding)
+    elif out.dtype == _BFLOAT16:
+        _round_bfloat16(x, out.view(np.uint16))
+    else:
+        np.copyto(out, x.reshape(out.shape), casting="unsafe")
 
 
 def _round(x: Float32, out: Array, to: _Rounding) -> None:
@@ -259,11 +239,11 @@ def _round(x: Float32, out: Array, to: _Rounding) -> None:
     exponent and significand add up to the pattern of the format.
     """
     bits = x.view(np.int32)
-    magic = _scratch.take("magic", np.int32, *x.shape)
+    magic = scratch.take("magic", np.int32, *x.shape)
     np.bitwise_and(bits, to.infinite, out=magic)
-    np.clip(magic, to.lowest, to.infinite, out=magic)
+    np.maximum(magic, to.lowest, out=magic)
     np.add(magic, to.magic, out=magic)
-    total = _scratch.take("total", np.float32, *x.shape)
+    total = scratch.take("total", np.float32, *x.shape)
     np.add(x, magic.view(np.float32), out=total)
     pattern = total.view(np.int32)
     np.subtract(pattern, magic, out=pattern)
@@ -275,6 +255,18 @@ def _round(x: Float32, out: Array, to: _Rounding) -> None:
     np.bitwise_and(magic, to.sign, out=magic)
     np.bitwise_or(pattern, magic, out=pattern)
     np.copyto(out, pattern.reshape(out.shape), casting="unsafe")
+
+
+def _round_bfloat16(x: Float32, out: Array) -> None:
+    """Round to the upper half of the pattern; ml_dtypes does so with the interpreter locked."""
+    bits = x.view(np.uint32)
+    odd = scratch.take("magic", np.uint32, *x.shape)
+    np.right_shift(bits, np.uint32(16), out=odd)
+    np.bitwise_and(odd, np.uint32(1), out=odd)
+    np.add(odd, bits, out=odd)
+    np.add(odd, np.uint32(0x7FFF), out=odd)
+    np.right_shift(odd, np.uint32(16), out=odd)
+    np.copyto(out, odd.reshape(out.shape), casting="unsafe")
 
 
 def load_float32(x: Array, out: Float32 | None = None) -> Float32:
@@ -297,6 +289,10 @@ def load_float32(x: Array, out: Float32 | None = None) -> Float32:
         np.multiply(result, _TWO_112, out=result)
         if max(result.max(initial=0), -result.min(initial=0)) >= 65536:  # NaN or infinity
             np.copyto(result, x)
+    elif x.dtype == _BFLOAT16:
+        bits = result.view(np.int32)
+        np.copyto(bits, x.view(np.int16))
+        np.left_shift(bits, np.int32(16), out=bits)
     else:
         np.copyto(result, x, casting="unsafe")
     return result
@@ -331,7 +327,7 @@ def quantise(
         biases = None if bias is None else _Channels(bias, shape)
         token_inverse = None if token_scale is None else np.float32(1) / token_scale
         for tile in _tiles(shape):
-            y = _scratch.take("float", np.float32, *tile.flat)
+            y = scratch.take("float", np.float32, *tile.flat)
             load_float32(tile.of(x), y.reshape(tile.shape))
             if biases is not None:
                 np.subtract(y, biases[tile], out=y)
@@ -357,11 +353,11 @@ def _clip(y: Float32) -> NDArray[np.bool_]:
 def _store_integers(y: Float32, out: NDArray[np.uint8], tile: _Tile, order: Order | None) -> None:
     """Whole numbers [tokens, channels] as uint8 into their place in ``out``."""
     target = tile.of(out)
-    narrow = _scratch.take("bytes", np.uint8, *tile.flat)
+    narrow = scratch.take("bytes", np.uint8, *tile.flat)
     np.copyto(narrow, y, casting="unsafe")
     if _token_fastest(out):
-        rows = _scratch.take("rows", np.uint8, *tile.flat[::-1])
-        np.copyto(rows, narrow.T)
+        rows = scratch.take("rows", np.uint8, *tile.flat[::-1])
+        transpose(narrow, rows)
         target = target.transpose(1, 2, 0)
         index = (...,) if order is None else tile.sorted_by(order)
         target[index] = rows.reshape(target.shape)
@@ -446,13 +442,18 @@ def _moments(x: Array, first: int, kind: type[np.float32 | np.float64]) -> tuple
     mean, squares, by_token = np.zeros(channels), np.zeros(channels), np.zeros(tokens)
     step = max(16, _TILE_VALUES // max(1, channels))
     starts = range(0, tokens, step)
+    held = kind is np.float32 and x.size <= _HELD_VALUES
+    whole = scratch.take("layer", np.float32, *(x.shape if held else (0, 0, 0)))
     for start in starts:
-        y = _load_rows(x[start : start + step], kind)
+        y = _load_rows(x[start : start + step], kind, whole[start : start + step])
         mean += np.einsum("ij->j", y[max(0, first - start) :])
     mean /= max(1, tokens - first)
     center = mean.astype(kind)
     for start in starts:
-        y = _load_rows(x[start : start + step], kind)
+        if held:
+            y = whole[start : start + step].reshape(-1, channels)
+        else:
+            y = _load_rows(x[start : start + step], kind)
         np.subtract(y, center, out=y)
         by_token[start : start + step] = np.einsum("ij,ij->i", y, y)
         counted = y[max(0, first - start) :]
@@ -460,10 +461,11 @@ def _moments(x: Array, first: int, kind: type[np.float32 | np.float64]) -> tuple
     return mean, squares, by_token
 
 
-def _load_rows(x: Array, kind: type[np.float32 | np.float64]) -> Array:
-    """Values [tokens, heads, dims] as ``kind`` [tokens, channels] in scratch memory."""
-    y: Array = load_float32(x, _scratch.take("float", np.float32, *x.shape))
-    y = y.reshape(x.shape[0], x.shape[1] * x.shape[2])
+def _load_rows(x: Array, kind: type[np.float32 | np.float64], out: Array | None = None) -> Array:
+    """Values [tokens, heads, dims] as ``kind`` [tokens, channels], in ``out`` or in scratch."""
+    if out is None or out.shape != x.shape:
+        out = scratch.take("float", np.float32, *x.shape)
+    y: Array = load_float32(x, out).reshape(x.shape[0], x.shape[1] * x.shape[2])
     return y if kind is np.float32 else y.astype(kind)
 
 

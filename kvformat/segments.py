@@ -213,7 +213,7 @@ def check_strictly(segment: Segment) -> None:
             )
         if (canonical[layer, patches.ordinals] != neutral[layer]).any():
             raise InvalidError(
-                "segment.filler", "the integers at a patch are not neutral", where=context.where
+                "segment.side", "the integers at a patch are not neutral", where=context.where
             )
         index = segment.side.token_index
         if index is not None and index[layer, patches.ordinals].any():

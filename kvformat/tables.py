@@ -245,6 +245,9 @@ def parse_segment_table(
     hevc = np.array([item == "hevc" for item in track.codecs], bool)[records["group"]]
     _require(table, "layout", (records["layout"] < len(track.layouts)) | ~hevc, True)
     _require(table, "layout", (records["layout"] == NO_LAYOUT) | hevc, True)
+    used = np.unique(records["layout"][hevc]) if len(records) else np.zeros(0, np.uint16)
+    if len(used) != len(track.layouts):
+        raise _record_error(table, 0, "layout", f"a use of all {len(track.layouts)}", len(used))
     _check_offsets(
         table,
         records["offset"],

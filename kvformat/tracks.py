@@ -200,7 +200,7 @@ class Track:
         return self.name.split("/")[1]
 
     def check(self, pointer: str, quality: Quality) -> None:
-        """TRK-2, TRK-3, TRK-5, LAY-4."""
+        """TRK-2, TRK-3, TRK-5, LAY-3, LAY-4."""
         prefix, _, label = self.name.partition("/")
         if prefix != self.quality or label not in self.codecs:
             raise semantic_error(
@@ -223,6 +223,8 @@ class Track:
                 raise semantic_error("hevc cannot hold exact bytes", f"{pointer}/codecs/{index}")
         if self.layouts and "hevc" not in self.codecs:
             raise semantic_error("layouts without hevc", f"{pointer}/layouts")
+        if len(set(self.layouts)) != len(self.layouts):
+            raise semantic_error("two layouts are equal", f"{pointer}/layouts")
         sizes = {(item.width, item.height) for item in self.layouts}
         LIMITS.check("picture_sizes_per_track", len(sizes), f"{pointer}/layouts")
         for index, item in enumerate(self.layouts):
@@ -234,3 +236,12 @@ class Track:
                         "multiples of 16, at least 144",
                         f"{item.width} x {item.height}",
                     )
+            high = item.grid_rows * item.tile_height * item.fold_height
+            wide = item.grid_columns * item.tile_width * item.fold_width
+            if high > item.height or wide > item.width:
+                raise semantic_error(
+                    "the grid does not fit the picture",
+                    f"{pointer}/layouts/{index}/grid",
+                    expected=f"at most {item.width} x {item.height}",
+                    found=f"{wide} x {high}",
+                )

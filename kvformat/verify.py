@@ -133,6 +133,7 @@ class _Verifier:
             artifact.segment_table(track)
         self.checked["tables"] = len(manifest.qualities) + len(manifest.tracks)
         self._compare_tracks()
+        self._compare_exact_groups()
         reader = _Reader(artifact)
         self._check_sets(reader)
         if self.sandbox is None:
@@ -171,6 +172,27 @@ class _Verifier:
                 where=f"byte {front.header.file_bytes}",
                 expected=front.header.file_bytes,
             )
+
+    def _compare_exact_groups(self) -> None:
+        """REC-10: what two qualities hold exactly is the same."""
+        first: dict[int, Track] = {}
+        for track in self.manifest.tracks:
+            encodings = self.manifest.quality(track.quality).encodings
+            mine = self.artifact.segment_table(track).records
+            for group, encoding in enumerate(encodings):
+                if encoding != EXACT:
+                    continue
+                other = first.setdefault(group, track)
+                theirs = self.artifact.segment_table(other).records
+                differs = mine["integer_digest"] != theirs["integer_digest"]
+                wrong = np.flatnonzero(differs & (mine["group"] == group))
+                if len(wrong):
+                    raise InvalidError(
+                        "table.record",
+                        "two qualities differ in what both hold exactly",
+                        where=f"segment table of {track.name}, record {int(wrong[0])}",
+                        expected=f"the integer_digest of {other.name}",
+                    )
 
     def _compare_tracks(self) -> None:
         """REC-6, for what the tables say; side blocks follow from the digests below."""

@@ -170,6 +170,7 @@ class Builder:
         padding: bytes = b"\0",
     ) -> bytes:
         """The file. Edits of records, manifest and header fields happen in place."""
+        alignment = self.manifest["segmentation"]["alignment"]
         data = self.place(gaps, filler)
         edit_records(self)
         tables = edit_tables(self.tables())
@@ -178,8 +179,7 @@ class Builder:
         edit_manifest(self.manifest)
         text = edit_json(canonical(self.manifest))
         front = 128 + len(text) + len(tables)
-        alignment = self.manifest.get("segmentation", {}).get("alignment", 1)
-        start = align(front, alignment if alignment in (1, 4096) else 1)
+        start = align(front, alignment)
         fields = {
             "fixed": self.fixed,
             "file_bytes": start + len(data),

@@ -9,6 +9,7 @@ import numpy as np
 
 import kvformat
 from kvformat import Cache, Extent, Group, GroupTensors, KvformatError
+from kvformat.identity import CacheScale
 from kvformat.verify import verify
 from tests.builder import Builder
 from tests.strategies import make_values, write_bytes
@@ -110,3 +111,73 @@ def flipped(file: bytes, place: int, mask: int = 0x01) -> bytes:
 def bits(value: float) -> bytes:
     """A binary32 as it is stored."""
     return np.float32(value).tobytes()
+
+
+def put(value: Any, pointer: str, new: Any) -> None:
+    """Set the value behind a JSON pointer; ``-`` appends to a list, DROP removes."""
+    *steps, last = pointer.strip("/").split("/")
+    for step in steps:
+        value = value[int(step) if isinstance(value, list) else step]
+    if isinstance(value, list):
+        if last == "-":
+            value.append(new)
+        elif new is DROP:
+            del value[int(last)]
+        else:
+            value[int(last)] = new
+    elif new is DROP:
+        del value[last]
+    else:
+        value[last] = new
+
+
+DROP: Any = ...
+
+
+def with_members(builder: Builder, changes: dict[str, Any]) -> bytes:
+    """The file with other values in its manifest and the content id that follows from them."""
+
+    def edit(manifest: dict[str, Any]) -> None:
+        for pointer, new in changes.items():
+            put(manifest, pointer, new)
+        if "/content_id" not in changes and {"groups", "identity", "source_digest"} <= set(manifest):
+            manifest["content_id"] = builder.content_id()
+
+    return builder.build(edit_manifest=edit)
+
+
+@cache
+def bound_artifact(first_position: int = 0) -> bytes:
+    """An artifact bound to tokens, with every optional object of the identity."""
+    count = 300
+    identity = kvformat.Identity(
+        model=kvformat.Model("a model", "main", "sha256:" + "0f" * 32),
+        layers_total=8,
+        cache_dtype="bfloat16",
+        tokenizer=kvformat.Reference("a tokenizer", "blake3:" + "12" * 32),
+        adapters=(kvformat.Reference("lora"),),
+        rope=(
+            kvformat.Rope.from_array(np.float32([1, 0.1]), (0, 1, 2)),
+            kvformat.Rope.from_array(np.float32([1, 0.5]), (3, 5), pairing="interleaved"),
+        ),
+        rotation=kvformat.Rotation("hadamard"),
+        scale_scheme=kvformat.ScaleScheme(
+            "per-layer", (CacheScale(0, "key", "3f800000"), CacheScale(0, "value", "3f000000"))
+        ),
+    )
+    content = (
+        kvformat.ContentSpan(first_position + 3, 4, "image", "sha256:" + "ab" * 32),
+        kvformat.ContentSpan(first_position + 7, 2, "audio", "blake3:" + "cd" * 32),
+    )
+    return write_bytes(
+        np.float16(np.random.default_rng(1).standard_normal((2, 1, count, 1, 2))),
+        identity=identity,
+        token_ids=np.arange(first_position + count),
+        salt=b"tenant",
+        first_position=first_position,
+        content=content,
+        tracks=["zstd"],
+        lineage=kvformat.Lineage("lossy", 2, "near-lossless", None),
+        extensions={"com.example.a": kvformat.Extension([1, {"b": None}])},
+        workers=1,
+    )

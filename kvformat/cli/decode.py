@@ -83,40 +83,42 @@ def command(url: str, output: str, **given: Any) -> None:
     expect = make_expectation(**expected)
     started = time.monotonic()
     with open_artifact(url, expect=expect) as artifact:
-        restored = artifact.read(
-            tokens=options.tokens,
-            layers=_layers(artifact, options.layers),
-            heads=_heads(artifact, options.heads),
-            roles=names(options.roles),
-            track=options.track,
-            check=options.check,
-            allow_partial=options.allow_partial,
-            workers=options.workers,
-        )
+        restored = _read(artifact, options)
         _write(output, suffix, artifact, restored, overwrite=options.overwrite)
         _show(output, suffix, artifact, restored, seconds=time.monotonic() - started)
 
 
-def _layers(artifact: Artifact, wanted: slice | None) -> slice | None:
-    """Open ends are the first and last layer held, not those of the model."""
-    if wanted is None:
+def _closed(wanted: slice | None, what: str, first: int, stop: int) -> slice | None:
+    """Open ends are the first and last one that the artifact holds, not those of the model."""
+    if wanted is None or (wanted.start is None and wanted.stop is None):
         return None
-    held = [layer for group in artifact.groups for layer in group.layers]
-    return _closed(wanted, min(held), max(held) + 1)
+    begin = first if wanted.start is None else wanted.start
+    end = stop if wanted.stop is None else wanted.stop
+    if begin >= end:
+        raise UsageError(
+            "usage.selection",
+            f"the artifact holds no such {what}",
+            expected=f"inside [{first}, {stop})",
+            found=f"from {begin} to {end}",
+        )
+    return slice(begin, end)
 
 
-def _heads(artifact: Artifact, wanted: slice | None) -> slice | None:
-    """Open ends are the first and last head held."""
-    if wanted is None:
-        return None
-    first = min(group.head_start for group in artifact.groups)
-    return _closed(wanted, first, max(group.head_start + group.heads for group in artifact.groups))
-
-
-def _closed(wanted: slice, first: int, stop: int) -> slice:
-    return slice(
-        first if wanted.start is None else wanted.start,
-        stop if wanted.stop is None else wanted.stop,
+def _read(artifact: Artifact, options: Options) -> Restored:
+    """The part that the options select."""
+    groups = artifact.groups
+    layers = sorted({layer for group in groups for layer in group.layers})
+    first_head = min(group.head_start for group in groups)
+    last_head = max(group.head_start + group.heads for group in groups)
+    return artifact.read(
+        tokens=_closed(options.tokens, "tokens", 0, artifact.manifest.tokens.count),
+        layers=_closed(options.layers, "layers", layers[0], layers[-1] + 1),
+        heads=_closed(options.heads, "heads", first_head, last_head),
+        roles=names(options.roles),
+        track=options.track,
+        check=options.check,
+        allow_partial=options.allow_partial,
+        workers=options.workers,
     )
 
 

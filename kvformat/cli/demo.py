@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.resources import as_file, files
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from kvformat.artifact import open_artifact
 from kvformat.cache import Cache
 from kvformat.cli.inputs import Input, read_input
-from kvformat.cli.show import emit, facts, heading, say, table
+from kvformat.cli.show import emit, facts, heading, say, table, whole_line
 from kvformat.cli.sizes import track_size
 from kvformat.cli.statements import Given, make_identity
 from kvformat.errors import KvformatError, StorageError
@@ -47,13 +48,20 @@ def command(keep: str | None) -> None:
         _ask_for_other_tokens(folder / NAME, source)
     say(_REMARK, "dim")
     if keep is not None:
-        say(f"Left for you: {Path(keep) / NAME}. Try: kvformat inspect on it.")
+        say("Left for you. Look at it:")
+        whole_line(f"  kvformat inspect {shlex.quote(str(Path(keep) / NAME))}")
 
 
 _REMARK: Final = (
     "86 tokens are very few. Parameters per channel and the first four tokens, which are kept "
     "exactly, weigh far more here than in a cache of thousands of tokens: expect fewer bits per "
     "value there. Whether a quality is good enough for your model is yours to measure."
+)
+
+
+_EXPLANATION: Final = (
+    "keys, values: root mean square of the error over that of the original. same bits: as in the "
+    "original. hevc and zstd hold the same integers, so they restore the same bits."
 )
 
 
@@ -133,13 +141,12 @@ def _restore(path: Path, report: WriteReport, cache: Cache) -> None:
                     f"{size.size_bytes:,}",
                     f"{size.bits_per_value:.2f}",
                     *(f"{error:.2%}" if error else "0" for error in errors),
-                    "yes, every bit" if same else "no",
+                    "yes" if same else "no",
                 )
             )
-    columns = ("track", ">bytes", ">bits/value", ">error of keys", ">of values", "as original")
+    columns = ("track", ">bytes", ">bits/value", ">keys", ">values", "same bits")
     emit(table(columns, rows))
-    say("  error: root mean square of the difference over that of the original")
-    say("  hevc and zstd hold the same integers, so they restore the same bits")
+    say(_EXPLANATION)
     emit("")
 
 

@@ -238,4 +238,5 @@ def _show(target: str, report: WriteReport) -> None:
         table(COLUMNS, [track_row(size) for size in track_sizes(manifest)]),
         "",
     )
-    say("bytes: what a reader of that track needs; tracks of one quality share their sets")
+    say("bytes: what a reader of that track needs (tracks of one quality share their sets)")
+    say("ratio: to the bytes of the cache in its own dtype")

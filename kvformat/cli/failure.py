@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import traceback
@@ -12,11 +13,12 @@ from typing import Final
 import click
 
 from kvformat.cli.text import STANDARD_OUTPUT, clean, output_errors, write_error, write_json
-from kvformat.errors import KvformatError, UsageError
+from kvformat.errors import KvformatError, StorageError, UsageError
 
 INTERNAL: Final = 70
 INTERRUPTED: Final = 130
 OUTPUT_CLOSED: Final = 74
+NO_ROOM: Final = (errno.ENOSPC, errno.EFBIG, errno.EROFS)
 DEBUG_VARIABLE: Final = "KVFORMAT_DEBUG"
 
 
@@ -38,6 +40,10 @@ def answer(act: Callable[[], None], *, as_json: bool) -> int:
     except (KeyboardInterrupt, click.Abort):
         write_error("interrupted; nothing is left behind")
         return INTERRUPTED
+    except OSError as error:
+        _silence_output()
+        code = "io.write" if error.errno in NO_ROOM else "io.read"
+        return _report(StorageError(code, f"the system says: {error}"), as_json=False)
     except Exception as error:
         return _internal(error)
 
@@ -67,10 +73,13 @@ def _report(error: KvformatError, *, as_json: bool) -> int:
     if error.code == "io.exists" and "overwriting" in error.next_step:
         error.next_step = "Choose another name, or give --overwrite"
     write_error(f"error {clean(error, limit=4000)}")
-    if error.where == STANDARD_OUTPUT:
+    if as_json and error.where != STANDARD_OUTPUT:
+        try:
+            write_json(error.as_dict())
+        except StorageError:
+            _silence_output()  # the line on standard error and the exit code have said it
+    elif error.where == STANDARD_OUTPUT:
         _silence_output()
-    elif as_json:
-        write_json(error.as_dict())
     return error.exit_code
 
 

@@ -57,11 +57,8 @@ def _show(artifact: Artifact) -> None:
     rows = [_group_row(group, manifest.tokens.count) for group in manifest.groups]
     emit(table(("name", "role", "dtype", "layers", ">heads", ">dim", "tokens"), rows), "")
     heading("Tracks")
-    rows = [
-        (*track_row(track_size(manifest, track)), short_layouts(track.layouts))
-        for track in manifest.tracks
-    ]
-    emit(table((*COLUMNS, "pictures"), rows), "")
+    sizes = [track_row(track_size(manifest, track)) for track in manifest.tracks]
+    emit(table(COLUMNS, sizes), "")
     emit(facts(_structure_facts(manifest)))
 
 
@@ -169,8 +166,13 @@ def _structure_facts(manifest: Manifest) -> list[tuple[str, object]]:
     cut = manifest.segmentation
     groups = dict.fromkeys(f"{item.layers} layers x {item.heads} heads" for item in cut.groups)
     rows: list[tuple[str, object]] = [
-        ("segments", f"{cut.tokens:,} tokens x {compact(groups)}; {cut.order}"),
+        ("segments", f"at most {cut.tokens:,} tokens x {compact(groups)}; {cut.order}"),
         ("alignment", f"{cut.alignment}"),
+    ]
+    rows += [
+        (f"pictures of {track.quality}", short_layouts(track.layouts))
+        for track in manifest.tracks
+        if track.layouts
     ]
     if manifest.valid_lengths is not None:
         rows.append(("valid lengths", number_runs(manifest.valid_lengths)))
@@ -198,6 +200,6 @@ def number_runs(numbers: Sequence[int]) -> str:
 
 
 def short_layouts(layouts: Sequence[Layout]) -> str:
-    """Width x height x frames and order of each layout."""
-    texts = [f"{item.width}x{item.height}x{item.frames} {item.order}" for item in layouts]
-    return compact(dict.fromkeys(texts), most=3) or "-"
+    """Frames, width x height and order of the first layouts."""
+    texts = [f"{item.frames} of {item.width}x{item.height}, order {item.order}" for item in layouts]
+    return "; ".join([*dict.fromkeys(texts)][:3]) + ("; ..." if len(set(texts)) > 3 else "")

@@ -60,7 +60,9 @@ def raw_parts(array: NDArray[Any]) -> Iterator[memoryview]:
 
 
 def write_npy(target: str, array: NDArray[Any], *, overwrite: bool) -> None:
-    """A .npy file; dtypes that numpy lacks are written as raw bytes ('<V2', '|V1'), as it does."""
+    """A .npy file; dtypes that numpy lacks are written as raw bytes, '|V2' and '|V1'."""
+    if array.dtype.type.__module__ != "numpy":
+        array = array.view(f"V{array.dtype.itemsize}")
 
     def write(file: IO[bytes]) -> None:
         header = np.lib.format.header_data_from_array_1_0(array[:0])

@@ -17,6 +17,7 @@ from rich.text import Text
 from kvformat.cli.text import clean, output_errors
 
 PIPE_WIDTH: Final = 100
+WIDEST_NAME: Final = 32
 
 
 def make_console(stream: TextIO) -> Console:
@@ -67,15 +68,23 @@ def facts(rows: Iterable[tuple[str, object]]) -> Padding:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Padding:
-    """A table; columns whose title starts with ``>`` are numbers, to the right."""
+    """A table; columns whose title starts with ``>`` are numbers, to the right.
+
+    Where it is too wide, words are folded; numbers and short names stay whole.
+    """
+    cells = [[clean(item) for item in row] for row in rows]
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for title in columns:
-        right = title.startswith(">")
+    for index, title in enumerate(columns):
+        number = title.startswith(">")
+        widest = max((len(row[index]) for row in cells), default=0)
         result.add_column(
-            Text(title.lstrip(">")), justify="right" if right else "left", overflow="fold"
+            Text(title.lstrip(">")),
+            justify="right" if number else "left",
+            overflow="fold",
+            no_wrap=number or (index == 0 and widest <= WIDEST_NAME),
         )
-    for row in rows:
-        result.add_row(*(Text(clean(item), overflow="fold") for item in row))
+    for row in cells:
+        result.add_row(*(Text(item, overflow="fold") for item in row))
     return Padding(result, (0, 0, 0, 2))
 
 

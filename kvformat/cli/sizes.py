@@ -55,7 +55,7 @@ def track_sizes(manifest: Manifest) -> list[TrackSize]:
     return [track_size(manifest, track) for track in manifest.tracks]
 
 
-COLUMNS = ("track", "codecs", ">segments", ">bytes", ">bits/value", ">ratio to raw")
+COLUMNS = ("track", "codecs", ">segments", ">bytes", ">bits/value", ">ratio")
 
 
 def track_row(size: TrackSize) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import zstandard
@@ -94,22 +94,35 @@ def encode_rows(rows: Bytes, run: int = 0) -> bytes:
     """Encode uint8 [rows, tokens].
 
     Args:
-        rows: one channel (or byte plane of one) a row, neighbours of like statistics.
+        rows: one channel (or byte plane of one) a row, neighbours of like statistics; contiguous.
         run: rows in each stretch that belongs together (a layer, a byte plane of a layer);
             frames do not cross from one to the next unless stretches are tiny. 0: all rows.
     """
     count, tokens = rows.shape
-    entries: list[bytes] = []
-    frames: list[bytes] = []
-    if rows.size:
-        for start, end in _cuts(count, tokens, run or count):
-            block = rows[start:end]
-            low, radix = _span(block)
-            content = _pack(block, low, radix)
-            frame = _engines.compressor.compress(content.data)
-            entries.append(_ENTRY.pack(end - start, len(frame), low, radix - 1))
-            frames.append(frame)
+    if not rows.size:
+        return _COUNT.pack(0)
+    cuts = list(_cuts(count, tokens, run or count))
+    spans = _spans(rows, [start for start, _ in cuts])
+    contents = [
+        _pack(rows[start:end], low, radix)
+        for (start, end), (low, radix) in zip(cuts, spans, strict=True)
+    ]
+    frames = _compress(contents)
+    entries = [
+        _ENTRY.pack(end - start, len(frame), low, radix - 1)
+        for (start, end), (low, radix), frame in zip(cuts, spans, frames, strict=True)
+    ]
     return b"".join([_COUNT.pack(len(frames)), *entries, *frames])
+
+
+def _compress(contents: list[Bytes]) -> list[bytes]:
+    """One zstd frame for each of ``contents``; all in one call, for the interpreter lock's sake."""
+    compressor = _engines.compressor
+    if len(contents) > 1 and "multi_compress_to_buffer" in zstandard.backend_features:
+        flat: list[Any] = [content.reshape(-1).data for content in contents]
+        found = compressor.multi_compress_to_buffer(flat)
+        return [found[index].tobytes() for index in range(len(flat))]
+    return [compressor.compress(content.data) for content in contents]
 
 
 def _cuts(count: int, tokens: int, run: int) -> Iterator[tuple[int, int]]:
@@ -124,18 +137,19 @@ def _cuts(count: int, tokens: int, run: int) -> Iterator[tuple[int, int]]:
             yield start + extent * part // parts, start + extent * (part + 1) // parts
 
 
-def _span(block: Bytes) -> tuple[int, int]:
-    """``low`` and ``radix`` of a frame: (0, 256) where packing is impossible."""
-    low = int(block.min())
-    radix = int(block.max()) - low + 1
-    return (low, radix) if radix <= MAX_PACKED_RADIX else (0, 256)
+def _spans(rows: Bytes, starts: list[int]) -> list[tuple[int, int]]:
+    """``low`` and ``radix`` of the frames from ``starts``: (0, 256) where packing is impossible."""
+    lows = np.minimum.reduceat(rows.min(axis=1), starts).tolist()
+    highs = np.maximum.reduceat(rows.max(axis=1), starts).tolist()
+    spans = ((low, high - low + 1) for low, high in zip(lows, highs, strict=True))
+    return [span if span[1] <= MAX_PACKED_RADIX else (0, 256) for span in spans]
 
 
 def _pack(block: Bytes, low: int, radix: int) -> Bytes:
-    """A frame's content, uint8 [rows, ceil(tokens / p)], from uint8 [rows, tokens]."""
+    """A frame's content, uint8 [rows, ceil(tokens / p)], from C-contiguous uint8 [rows, tokens]."""
     per_byte = tokens_per_byte(radix)
     if per_byte == 1:
-        return np.ascontiguousarray(block)
+        return block
     count, tokens = block.shape
     width = -(-tokens // per_byte)
     digits = np.zeros((count, width * per_byte), np.uint8)

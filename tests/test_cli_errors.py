@@ -1,0 +1,351 @@
+"""Every way in which a command refuses: exit codes, one line, nothing left behind."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvformat.errors import CODES, EXIT_CODES
+from tests.requirements import covers
+from tests.test_cli_common import (
+    MODEL,
+    TOKENS,
+    Files,
+    build,
+    damaged,
+    make_kv,
+    of_version,
+    refused,
+    run,
+    verdict,
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return build(tmp_path_factory.mktemp("cli"))
+
+
+class Bomb:
+    """Unpickling this makes a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+def _text(path: Path) -> None:
+    path.write_text("this is no array\n")
+
+
+def _objects(path: Path) -> None:
+    array = np.empty((2, 1, 1, 1, 1), object)
+    array[...] = Bomb(path.parent / "exploded")
+    np.save(path, array, allow_pickle=True)
+
+
+def _pickle(path: Path) -> None:
+    path.write_bytes(pickle.dumps(Bomb(path.parent / "exploded")))
+
+
+def _truncated(path: Path) -> None:
+    np.save(path, make_kv(20))
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _cut_header(path: Path) -> None:
+    np.save(path, make_kv(20))
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def _code_in_header(path: Path) -> None:
+    np.save(path, make_kv(20))
+    path.write_bytes(path.read_bytes().replace(b"'descr'", b"__imp__"))
+
+
+def _not_finite(path: Path) -> None:
+    kv = make_kv(20)
+    kv[1, 2, 13, 1, 5] = np.nan
+    np.save(path, kv)
+
+
+def _saved(make: Callable[[], Any]) -> Callable[[Path], None]:
+    return lambda path: np.save(path, make())
+
+
+BAD_INPUTS: dict[str, tuple[Callable[[Path], None], int, str, str]] = {
+    "missing": (lambda _: None, 74, "io.not-found", "no such file"),
+    "directory": (Path.mkdir, 74, "io.read", "directory"),
+    "empty": (Path.touch, 64, "usage.argument", "neither"),
+    "text": (_text, 64, "usage.argument", "neither"),
+    "objects": (_objects, 64, "usage.argument", "never loaded"),
+    "pickle": (_pickle, 64, "usage.argument", "neither"),
+    "truncated": (_truncated, 64, "usage.argument", "truncated"),
+    "cut header": (_cut_header, 64, "usage.argument", "cannot be read"),
+    "code in header": (_code_in_header, 64, "usage.argument", "cannot be read"),
+    "three axes": (_saved(lambda: make_kv(20)[0, 0]), 64, "input.shape", "[2, layers"),
+    "three roles": (_saved(lambda: np.zeros((3, 1, 4, 1, 8), "f2")), 64, "input.shape", "[2, "),
+    "no layers": (_saved(lambda: np.zeros((2, 0, 4, 1, 8), "f2")), 64, "input.shape", ""),
+    "no dims": (_saved(lambda: np.zeros((2, 1, 4, 1, 0), "f2")), 64, "input.shape", ""),
+    "float64": (_saved(lambda: make_kv(20, np.float64)), 64, "input.dtype", "float64"),
+    "complex": (_saved(lambda: make_kv(20, np.complex64)), 64, "input.dtype", "complex64"),
+    "text array": (_saved(lambda: np.full((2, 1, 4, 1, 8), "a")), 64, "input.dtype", "U1"),
+    "fields": (_saved(lambda: np.zeros((2, 1, 4, 1, 8), "i1,i1")), 64, "input.dtype", "f0"),
+    "raw": (_saved(lambda: make_kv(20).view("V2")), 64, "input.dtype", "--dtype"),
+    "uint16": (_saved(lambda: make_kv(20).view("u2")), 64, "input.dtype", "--dtype"),
+    "not finite": (_not_finite, 64, "input.non-finite", "group value, layer 2"),
+}
+
+
+@covers("ERR-1", "ERR-2", "ERR-3", "ERR-4", "ARI-7", "SEC-2", "PUB-1")
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_a_bad_input_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    make, exit_code, code, text = BAD_INPUTS[name]
+    source = tmp_path / "in.npy"
+    make(source)
+    before = sorted(tmp_path.iterdir())
+    result = refused(exit_code, code, "encode", source, tmp_path / "out.kvf", "--model", MODEL)
+    assert text in result.stderr
+    assert sorted(tmp_path.iterdir()) == before
+    assert not result.stdout
+
+
+def test_a_nan_is_named_by_its_place(tmp_path: Path) -> None:
+    _not_finite(tmp_path / "in.npy")
+    result = run("encode", tmp_path / "in.npy", tmp_path / "out.kvf", "--model", MODEL)
+    assert "token 13" in result.stderr
+    assert "head 1" in result.stderr
+
+
+def _header(text: bytes) -> bytes:
+    return len(text).to_bytes(8, "little") + text
+
+
+BAD_SAFETENSORS = {
+    "empty": b"",
+    "short": b"\1\2\3",
+    "huge header": b"\xff" * 16,
+    "no json": _header(b"{{{{"),
+    "a list": _header(b"[1]"),
+    "bad metadata": _header(b'{"__metadata__":[1]}'),
+    "bad tensor": _header(b'{"layers.0.key":7}'),
+    "deep": _header(b"[" * 100_000),
+    "outside": _header(b'{"layers.0.key":{"dtype":"F16","shape":[1,1,8],"data_offsets":[0,16]}}'),
+    "negative": _header(b'{"layers.0.key":{"dtype":"F16","shape":[1,-1,8],"data_offsets":[16,0]}}'),
+    "other size": _header(
+        b'{"layers.0.key":{"dtype":"F16","shape":[1,1,8],"data_offsets":[0,8]}}12345678'
+    ),
+}
+
+
+@covers("ERR-1", "ERR-4")
+@pytest.mark.parametrize("name", BAD_SAFETENSORS)
+def test_a_bad_safetensors_file_is_refused(tmp_path: Path, name: str) -> None:
+    source = tmp_path / "in.safetensors"
+    source.write_bytes(BAD_SAFETENSORS[name])
+    refused(64, "usage.argument", "encode", source, tmp_path / "out.kvf", "--model", MODEL)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+ENCODE_OPTIONS = {
+    "unknown track": (64, "usage.argument", ["--tracks", "av1"]),
+    "no track": (64, "usage.argument", ["--tracks", ""]),
+    "exact hevc": (64, "usage.argument", ["--tracks", "exact/hevc"]),
+    "unknown quality": (64, "usage.argument", ["--quality", "best"]),
+    "unknown order": (64, "usage.argument", ["--order", "random"]),
+    "alignment": (64, "usage.argument", ["--alignment", "3"]),
+    "segment tokens": (64, "usage.argument", ["--segment-tokens", "0"]),
+    "large segments": (64, "usage.argument", ["--segment-tokens", "70000"]),
+    "workers": (64, "usage.argument", ["--workers", "0"]),
+    "wrong dtype": (64, "input.dtype", ["--dtype", "float32"]),
+    "same size dtype": (64, "input.dtype", ["--dtype", "bfloat16"]),
+    "unknown dtype": (64, "usage.argument", ["--dtype", "int4"]),
+    "unknown option": (64, "usage.argument", ["--frobnicate"]),
+    "layers total": (64, "input.identity", ["--layers-total", "2"]),
+    "heads total": (64, "input.identity", ["--heads-total", "1"]),
+    "head start": (64, "input.identity", ["--head-start", "1", "--heads-total", "2"]),
+    "weights": (64, "input.identity", ["--weights-digest", "md5:1"]),
+    "lineage": (64, "usage.argument", ["--lossy-source", "exact"]),
+    "salt without ids": (64, "usage.argument", ["--salt-file", "{salt}"]),
+    "few ids": (64, "input.identity", ["--token-ids", "{salt}.ids"]),
+    "missing ids": (74, "io.not-found", ["--token-ids", "{salt}.none"]),
+    "position": (64, "input.identity", ["--token-ids", "{ids}", "--first-position", "7"]),
+}
+
+
+@covers("ERR-1", "ERR-4", "TRK-3", "LIM-1")
+@pytest.mark.parametrize("name", ENCODE_OPTIONS)
+def test_a_bad_option_of_encode(files: Files, tmp_path: Path, name: str) -> None:
+    exit_code, code, options = ENCODE_OPTIONS[name]
+    Path(f"{files.salt}.ids").write_text("1 2 3")
+    options = [item.format(salt=files.salt, ids=files.ids) for item in options]
+    target = tmp_path / "out.kvf"
+    refused(exit_code, code, "encode", files.npy, target, "--model", MODEL, *options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_encode_wants_a_model(files: Files, tmp_path: Path) -> None:
+    result = refused(64, "input.identity", "encode", files.npy, tmp_path / "out.kvf")
+    assert "--model" in result.stderr
+
+
+TARGETS = {
+    "existing": (74, "io.exists", "{folder}/salt"),
+    "directory": (74, "io.exists", "{folder}"),
+    "no directory": (74, "io.not-found", "{folder}/none/out.kvf"),
+    "file as directory": (74, "io.", "{folder}/salt/out.kvf"),
+    "device": (74, "io.exists", "/dev/null"),
+    "unwritable": (74, "io.", "/proc/out.kvf"),
+    "empty": (64, "usage.argument", ""),
+}
+
+
+@covers("PUB-3", "ERR-4")
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_bad_target(files: Files, name: str) -> None:
+    exit_code, code, target = TARGETS[name]
+    before = files.salt.read_bytes()
+    target = target.format(folder=files.folder)
+    result = run("encode", files.npy, target, "--model", MODEL)
+    assert (result.exit_code, result.stderr.count("\n")) == (exit_code, 1)
+    assert f"[{code}" in result.stderr
+    assert files.salt.read_bytes() == before
+
+
+def test_overwrite_replaces_files_only(files: Files) -> None:
+    options = ("--model", MODEL, "--overwrite")
+    refused(74, "io.exists", "encode", files.npy, "/dev/null", *options)
+    refused(74, "io.exists", "encode", files.npy, files.folder, *options)
+    result = refused(64, "usage.argument", "encode", files.npy, files.npy, *options)
+    assert "replace the input" in result.stderr
+
+
+DECODE_OPTIONS = {
+    "tokens outside": (64, "usage.selection", ["--tokens", f"0:{TOKENS + 1}"]),
+    "token outside": (64, "usage.selection", ["--tokens", f"{TOKENS}"]),
+    "layers outside": (64, "usage.selection", ["--layers", "3:5"]),
+    "heads outside": (64, "usage.selection", ["--heads", "1:3"]),
+    "heads behind": (64, "usage.selection", ["--heads", "2:"]),
+    "unknown role": (64, "usage.selection", ["--roles", "latent"]),
+    "no role": (64, "usage.argument", ["--roles", ","]),
+    "unknown track": (64, "usage.selection", ["--track", "small/zstd"]),
+    "ambiguous track": (64, "usage.selection", ["--track", "near-lossless"]),
+    "backwards": (64, "usage.argument", ["--tokens", "5:3"]),
+    "nothing": (64, "usage.argument", ["--tokens", "5:5"]),
+    "negative": (64, "usage.argument", ["--tokens", "-1:"]),
+    "words": (64, "usage.argument", ["--layers", "all"]),
+    "step": (64, "usage.argument", ["--layers", "0:4:2"]),
+    "empty text": (64, "usage.argument", ["--heads", ""]),
+    "very long": (64, "usage.argument", ["--tokens", "9" * 5000]),
+    "wrong model": (76, "identity.field", ["--expect-model", "another/model"]),
+    "wrong revision": (76, "identity.field", ["--expect-revision", "r2"]),
+    "no weights": (76, "identity.missing", ["--expect-weights-digest", "sha256:" + "0" * 64]),
+    "no tokenizer": (76, "identity.missing", ["--expect-tokenizer", "t"]),
+    "wrong tokens": (76, "identity.tokens", ["--expect-token-ids", "{wrong}"]),
+    "late tokens": (76, "identity.tokens", ["--expect-token-ids", "{late}"]),
+    "salt": (76, "identity.tokens", ["--expect-token-ids", "{ids}", "--salt-file", "{salt}"]),
+    "salt alone": (64, "usage.argument", ["--salt-file", "{salt}"]),
+    "empty salt": (
+        64,
+        "usage.argument",
+        ["--expect-token-ids", "{ids}", "--salt-file", "{empty}"],
+    ),
+    "no ids": (64, "usage.argument", ["--expect-token-ids", "{npy}"]),
+}
+
+
+@covers("ERR-1", "ERR-4", "PAR-4", "TOK-11", "TOK-13")
+@pytest.mark.parametrize("name", DECODE_OPTIONS)
+def test_a_bad_request_of_decode(files: Files, tmp_path: Path, name: str) -> None:
+    exit_code, code, options = DECODE_OPTIONS[name]
+    ids = list(range(1000, 1000 + TOKENS))
+    texts = {"wrong": [1, *ids[1:]], "late": [*ids[:-1], 5], "empty": []}
+    places = {key: files.folder / f"{key}.txt" for key in texts}
+    for key, values in texts.items():
+        places[key].write_text(" ".join(str(value) for value in values))
+    options = [
+        item.format(salt=files.salt, ids=files.ids, npy=files.npy, **places) for item in options
+    ]
+    output = tmp_path / "out.npy"
+    refused(exit_code, code, "decode", files.bound, "--output", output, *options)
+    assert not list(tmp_path.iterdir())
+
+
+@covers("TOK-12", "LEN-3")
+def test_what_an_artifact_cannot_promise(files: Files, tmp_path: Path) -> None:
+    output = tmp_path / "out.safetensors"
+    ids = ("--expect-token-ids", files.ids)
+    refused(76, "identity.missing", "decode", files.unbound, "--output", output, *ids)
+    refused(76, "identity.tokens", "decode", files.salted, "--output", output, *ids)
+    wanted = ("--output", output, "--tokens", "0:10")
+    refused(76, "tokens.length", "decode", files.window, *wanted)
+    assert not list(tmp_path.iterdir())
+    assert run("decode", files.window, *wanted, "--allow-partial").exit_code == 0
+
+
+@covers("ERR-1", "ERR-4", "PAR-2")
+@pytest.mark.parametrize("command", ["inspect", "verify", "decode", "extract"])
+def test_every_command_refuses_what_is_no_artifact(
+    files: Files, tmp_path: Path, command: str
+) -> None:
+    suffix = {"decode": ".npy", "extract": ".hevc"}.get(command)
+    options = ["--output", tmp_path / f"out{suffix}"] if suffix else []
+    cases = {
+        "none.kvf": (74, "io.not-found"),
+        "": (64, "usage.argument"),
+        ".": (74, "io.read"),
+        "kv.npy": (65, "header.magic"),
+    }
+    for name, (exit_code, code) in cases.items():
+        url = files.folder / name if name else ""
+        refused(exit_code, code, command, url, *options)
+    refused(69, "version.unknown", command, of_version(files, 99), *options)
+    short = files.folder / "short.kvf"
+    short.write_bytes(files.bound.read_bytes()[:-1])
+    refused(65, "file.size", command, short, *options)
+    refused(74, "io.read", command, "nosuchprotocol://bucket/a.kvf", *options)
+    assert not list(tmp_path.iterdir())
+
+
+@covers("ERR-4", "PAR-2", "CNV-5")
+def test_damage_leaves_no_output(files: Files, tmp_path: Path) -> None:
+    path = damaged(files)
+    options = ("--output", tmp_path / "out.npy")
+    refused(65, "segment.digest", "decode", path, *options)
+    refused(65, "segment.digest", "verify", path)
+    assert not list(tmp_path.iterdir())
+    assert run("decode", path, *options, "--track", "hevc").exit_code == 0
+
+
+@covers("ERR-1", "ERR-2", "ERR-3")
+def test_verdicts_as_json(files: Files) -> None:
+    cases = [
+        (files.bound, (), "ok", None),
+        (damaged(files, "again.kvf"), (), "invalid", "segment.digest"),
+        (of_version(files, 98), (), "unsupported", "version.unknown"),
+        (files.folder / "none.kvf", (), "io_error", "io.not-found"),
+        (files.bound, ("--expect-model", "x"), "mismatch", "identity.field"),
+        (files.bound, ("--workers", "many"), "usage", "usage.argument"),
+        (files.bound, ("--no-such-option",), "usage", "usage.argument"),
+    ]
+    for path, options, name, code in cases:
+        result = run("verify", "--json", path, *options)
+        value = verdict(result)
+        assert (value["verdict"], value["code"]) == (name, code)
+        assert result.exit_code == EXIT_CODES[name]
+        assert code is None or code in CODES[name]
+
+
+@covers("ERR-1")
+def test_other_commands_also_fail_as_json(files: Files, tmp_path: Path) -> None:
+    result = run("inspect", "--json", files.npy)
+    assert verdict(result)["code"] == "header.magic"
+    result = run("encode", "--json", files.npy, tmp_path / "out.kvf")
+    assert verdict(result)["code"] == "input.identity"
