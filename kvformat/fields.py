@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Callable, Mapping
@@ -192,10 +193,10 @@ def positive_bits(node: Node, pattern: re.Pattern[str]) -> str:
 def frequency_bits(node: Node) -> str:
     """Concatenated float bits of numbers that are finite and at least +0 (IDN-8)."""
     text = node.matching(FLOAT32_LIST)
-    if not all(0 <= value < float("inf") for value in float32_list(text)) or "80000000" in {
-        text[start : start + 8] for start in range(0, len(text), 8)
-    }:
-        raise schema_error("a frequency is negative or not finite", node.pointer, "+0 or more", text)
+    values = float32_list(text)
+    if not all(0 <= value < math.inf and math.copysign(1, value) > 0 for value in values):
+        where = node.pointer
+        raise schema_error("a frequency is negative or not finite", where, "at least +0", text)
     return text
 
 
