@@ -1,41 +1,78 @@
 """kvformat: one verified file for an LLM KV cache.
 
->>> import kvformat
->>> with kvformat.open("prefix.kvf") as artifact:          # doctest: +SKIP
-...     kv = artifact.read(tokens=(0, 512)).kv             # [2, L, 512, H, D]
+``kvformat.write(url, cache, identity=...)`` makes an artifact, ``kvformat.open(url)`` reads one,
+and ``kvformat.verification.verify(url)`` checks all of it. Names are loaded when first used.
 """
 
 from __future__ import annotations
 
-from kvformat.artifact import Artifact
-from kvformat.artifact import open_artifact as open  # noqa: A004 - the name users expect
-from kvformat.cache import Cache, GroupTensors, Restored, RestoredGroup
-from kvformat.errors import (
-    InvalidError,
-    KvformatError,
-    MismatchError,
-    StorageError,
-    UnsupportedError,
-    UsageError,
-)
-from kvformat.expectations import Expectation
-from kvformat.groups import Extent, Group
-from kvformat.identity import (
-    EngineKey,
-    Identity,
-    Lineage,
-    Model,
-    Reference,
-    Rope,
-    Rotation,
-    ScaleScheme,
-)
-from kvformat.manifest import VERSION as FORMAT_VERSION
-from kvformat.manifest import Extension, Manifest
-from kvformat.tokens import ContentSpan
-from kvformat.writer import WriteReport, write
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kvformat.artifact import Artifact
+    from kvformat.artifact import open_artifact as open  # noqa: A004 - the name users expect
+    from kvformat.cache import Cache, GroupTensors, Restored, RestoredGroup
+    from kvformat.errors import (
+        InvalidError,
+        KvformatError,
+        MismatchError,
+        StorageError,
+        UnsupportedError,
+        UsageError,
+    )
+    from kvformat.expectations import Expectation
+    from kvformat.groups import Extent, Group
+    from kvformat.identity import (
+        EngineKey,
+        Identity,
+        Lineage,
+        Model,
+        Reference,
+        Rope,
+        Rotation,
+        ScaleScheme,
+    )
+    from kvformat.manifest import Extension, Manifest
+    from kvformat.tokens import ContentSpan
+    from kvformat.verification import VerifyReport, verify
+    from kvformat.writer import WriteReport, write
 
 __version__ = "0.9.0"
+FORMAT_VERSION: Final = "0.9"
+
+_HOMES: Final = {
+    "Artifact": "artifact",
+    "Cache": "cache",
+    "ContentSpan": "tokens",
+    "EngineKey": "identity",
+    "Expectation": "expectations",
+    "Extension": "manifest",
+    "Extent": "groups",
+    "Group": "groups",
+    "GroupTensors": "cache",
+    "Identity": "identity",
+    "InvalidError": "errors",
+    "KvformatError": "errors",
+    "Lineage": "identity",
+    "Manifest": "manifest",
+    "MismatchError": "errors",
+    "Model": "identity",
+    "Reference": "identity",
+    "Restored": "cache",
+    "RestoredGroup": "cache",
+    "Rope": "identity",
+    "Rotation": "identity",
+    "ScaleScheme": "identity",
+    "StorageError": "errors",
+    "UnsupportedError": "errors",
+    "UsageError": "errors",
+    "VerifyReport": "verification",
+    "WriteReport": "writer",
+    "open": "artifact",
+    "verify": "verification",
+    "write": "writer",
+}
 
 __all__ = [
     "FORMAT_VERSION",
@@ -64,7 +101,22 @@ __all__ = [
     "StorageError",
     "UnsupportedError",
     "UsageError",
+    "VerifyReport",
     "WriteReport",
     "open",
+    "verify",
     "write",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kvformat' has no attribute {name!r}")
+    module = import_module(f"kvformat.{_HOMES[name]}")
+    value = getattr(module, "open_artifact" if name == "open" else name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

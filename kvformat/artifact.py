@@ -125,11 +125,16 @@ class Artifact:
         return self._grid
 
     def track(self, name: str | None = None) -> Track:
-        """The track of that name or short form, or the default (``choose_track``)."""
+        """The track of that name or short form, or the default (``choose_track``).
+
+        A codec alone means its quantised track if there is one.
+        """
         if name is None:
             return choose_track(self.manifest)
         found = [item for item in self.manifest.tracks if name in (item.name, item.codec)]
         found = found or [item for item in self.manifest.tracks if item.quality == name]
+        lossy = [item for item in found if item.quality != EXACT]
+        found = lossy if len(lossy) == 1 else found
         exact = [item for item in found if item.name == name]
         if exact or len(found) == 1:
             return (exact or found)[0]

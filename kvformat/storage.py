@@ -155,8 +155,18 @@ class FsspecSource:
         import fsspec
 
         self._url = url
-        with storage_errors(url, "io.read", "opening the URL"):
-            self._fs, self._path = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
+        try:
+            with storage_errors(url, "io.read", "opening the URL"):
+                self._fs, self._path = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
+        except StorageError as error:
+            if not isinstance(error.__cause__, (ValueError, ImportError)):
+                raise
+            raise UsageError(
+                "usage.argument",
+                f"the URL cannot be opened here: {error.__cause__}",
+                where=url,
+                next_step="Check the protocol, or install the package that it needs",
+            ) from error
 
     @property
     def name(self) -> str:
@@ -266,8 +276,8 @@ def spool_directory(url: str | os.PathLike[str]) -> Path | None:
 def ensure_absent(url: str | os.PathLike[str], *, overwrite: bool) -> None:
     """Refuse early a local target that exists (PUB-3); ``publish`` checks again, atomically."""
     path = local_path(os.fspath(url))
-    if path is not None and path.is_dir():
-        raise StorageError("io.exists", "the target is a directory", where=str(path))
+    if path is not None and path.exists() and not path.is_file():
+        raise StorageError("io.exists", "the target is not a regular file", where=str(path))
     if path is not None and not overwrite and path.exists():
         raise StorageError(
             "io.exists",

@@ -39,7 +39,7 @@ def prepare() -> None:
 
 def main() -> int:
     """The exit status of the command."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - people start this with any Python
         print("kvformat needs Python 3.11 or newer", file=sys.stderr)
         return 64
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:

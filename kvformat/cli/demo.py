@@ -23,7 +23,7 @@ from kvformat.cli.statements import Given, make_identity
 from kvformat.errors import KvformatError, StorageError
 from kvformat.expectations import Expectation
 from kvformat.storage import storage_errors
-from kvformat.verify import verify
+from kvformat.verification import verify
 from kvformat.writer import WriteReport, write
 
 SAMPLE: Final = "data/smollm2-135m-sample.safetensors"

@@ -10,7 +10,7 @@ from kvformat.artifact import open_artifact
 from kvformat.cli.options import expectation_options, make_expectation
 from kvformat.cli.show import emit, facts, heading, progress
 from kvformat.cli.text import warn, write_json
-from kvformat.verify import VerifyReport, verify
+from kvformat.verification import VerifyReport, verify
 
 
 @click.command(name="verify")

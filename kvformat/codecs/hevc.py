@@ -7,14 +7,22 @@ import numpy as np
 from kvformat.codecs import bitstream
 from kvformat.codecs.base import Bytes, Decoded, Payload, SegmentShape
 from kvformat.layout import FILLER, Layout, filler_is_clean, gather, place
+from kvformat.scratch import scratch, transpose
 
 
 def ranked_layer(integers: Bytes, shape: SegmentShape, layer: int) -> Bytes:
     """The integers of one layer ``[T, H * D]`` in the stored order of columns."""
-    q: Bytes = integers[layer]
-    if shape.order is not None:
-        q = np.take_along_axis(q, shape.order[layer][None].astype(np.intp), axis=2)
-    return q.reshape(shape.tokens, shape.channels)
+    q: Bytes = integers[layer].reshape(shape.tokens, shape.channels)
+    if shape.order is None:
+        return q
+    # Two transpositions and a choice of rows take a fifth of the time of a choice of columns.
+    heads = np.arange(shape.heads, dtype=np.intp)[:, None] * shape.head_dim
+    columns = (shape.order[layer].astype(np.intp) + heads).reshape(-1)
+    turned = scratch.take("turned", np.uint8, shape.channels, shape.tokens)
+    transpose(q, turned)
+    ranked = np.empty_like(q)
+    transpose(turned[columns], ranked)
+    return ranked
 
 
 def make_planes(integers: Bytes, shape: SegmentShape, layout: Layout) -> Bytes:

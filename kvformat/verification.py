@@ -37,6 +37,7 @@ class VerifyReport:
     name: str
     manifest_digest: str
     content_id: str
+    tokens: int
     checked: dict[str, int]
     not_checked: tuple[str, ...]
     verified_tokens: int | None = None
@@ -147,6 +148,7 @@ class _Verifier:
             artifact.name,
             artifact.manifest_digest,
             manifest.content_id,
+            manifest.tokens.count,
             self.checked,
             tuple(self._not_checked(expect)),
             artifact.verified_length,
