@@ -162,6 +162,22 @@ def verified_length(manifest: Manifest, expected: Expectation) -> int:
     return length
 
 
+def require_agreement(manifest: Manifest, expected: Expectation, length: int) -> None:
+    """Every block of the artifact that the expected ids cover agrees with them."""
+    count = manifest.tokens.count
+    given = np.size(np.asarray(expected.token_ids)) - manifest.tokens.first_position
+    covered = count if given >= count else given - given % BLOCK_TOKENS
+    if length < covered:
+        raise MismatchError(
+            "identity.tokens",
+            "the artifact holds other tokens from there on",
+            where=f"token {length}",
+            expected=f"{covered} tokens that agree with the ids given",
+            found=f"{length} tokens",
+            next_step="Use only the tokens before, or compute the cache anew",
+        )
+
+
 def require_tokens(length: int, stop: int) -> None:
     """TOK-11: a token at or above the verified length may not be served."""
     if stop > length:

@@ -17,7 +17,7 @@ from kvformat.codecs.registry import CODECS
 from kvformat.digests import digest, digest_all
 from kvformat.encoder import raw_bytes
 from kvformat.errors import InvalidError
-from kvformat.expectations import Expectation
+from kvformat.expectations import Expectation, require_agreement
 from kvformat.groups import Group
 from kvformat.sandbox import SandboxedCodec
 from kvformat.segments import check_strictly, decode_segment
@@ -69,10 +69,13 @@ def verify(
 ) -> VerifyReport:
     """Check every requirement of the spec on all bytes of an artifact, or raise.
 
-    With ``in_child`` video is decoded in child processes with limits on memory and time. Raises
-    the ``KvformatError`` of the first failure found.
+    Expected token ids must agree in every block that they cover. With ``in_child`` video is
+    decoded in child processes with limits on memory and time. Raises the ``KvformatError`` of
+    the first failure found.
     """
     with open_artifact(url, expect=expect, storage_options=storage_options) as artifact:
+        if expect is not None and expect.token_ids is not None:
+            require_agreement(artifact.manifest, expect, artifact.verified_length or 0)
         return _Verifier(artifact, in_child, workers, progress).run(expect)
 
 

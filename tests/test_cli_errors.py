@@ -310,7 +310,7 @@ def test_every_command_refuses_what_is_no_artifact(
     short = files.folder / "short.kvf"
     short.write_bytes(files.bound.read_bytes()[:-1])
     refused(65, "file.size", command, short, *options)
-    refused(74, "io.read", command, "nosuchprotocol://bucket/a.kvf", *options)
+    refused(64, "usage.argument", command, "nosuchprotocol://bucket/a.kvf", *options)
     assert not list(tmp_path.iterdir())
 
 

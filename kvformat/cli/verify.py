@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from kvformat.artifact import open_artifact
 from kvformat.cli.options import expectation_options, make_expectation
 from kvformat.cli.show import emit, facts, heading, progress
 from kvformat.cli.text import warn, write_json
@@ -33,7 +32,7 @@ def command(
     expect = make_expectation(**expected)
     with progress("verifying") as step:
         report = verify(url, expect=expect, in_child=not in_process, workers=workers, progress=step)
-    partial = "" if report.verified_tokens is None else _unmatched(url, report.verified_tokens)
+    partial = _unchecked(report)
     if as_json:
         write_json(_verdict(report, partial))
     else:
@@ -56,15 +55,13 @@ def _verdict(report: VerifyReport, partial: str) -> dict[str, Any]:
     }
 
 
-def _unmatched(url: str, length: int) -> str:
-    """What to say of a valid artifact of which only a prefix is what was asked for."""
-    with open_artifact(url) as artifact:
-        count = artifact.manifest.tokens.count
-    if length == count:
+def _unchecked(report: VerifyReport) -> str:
+    """What to say when too few token ids were given to check all tokens."""
+    if report.verified_tokens in (None, report.tokens):
         return ""
     return (
-        f"only the first {length:,} of {count:,} tokens agree with the ids given; "
-        "the rest are others, or too few ids were given to check them"
+        f"only the first {report.verified_tokens:,} of {report.tokens:,} tokens were checked "
+        "and agree; too few ids were given for the rest"
     )
 
 
