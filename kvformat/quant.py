@@ -11,7 +11,7 @@ merely close to the inverse.
 
 Axes are [layer L, token T, head H, dim D] throughout, whatever the memory order: a caller that
 holds channel-major rows passes a transposed view. Work goes in tiles, in scratch memory of the
-thread (about 4 MiB); memory order is changed while values are uint8, their smallest form.
+thread (about 8 MiB); memory order is changed while values are uint8, their smallest form.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ MAX_FINITE: dict[np.dtype[Any], float] = {
 }
 """Largest finite value of each dtype that can be quantised and restored."""
 
-_TILE_VALUES = 256 * 1024  # with 32 Ki values two threads are slower than one
+_TILE_VALUES = 512 * 1024  # smaller: threads queue for the interpreter lock
+_SUM_VALUES = 256 * 1024  # how sums are grouped; a change changes their last bits
 _TILE_CHANNELS = 1024
 _HELD_VALUES = 4 * 1024 * 1024  # a layer up to this size is converted once for two passes
 _TILE_TOKENS = 64
@@ -195,10 +196,7 @@ def _token_fastest(q: Array) -> bool:
 
 
 class _Rounding:
-    """Constants that round float32 to a smaller binary format.
-
-    ``mantissa``: its stored significand bits; ``bias``: of its exponent; ``bits``: its width.
-    """
+    """Constants that round float32 to a format of ``bits`` with ``mantissa`` stored bits."""
 
     def __init__(self, mantissa: int, bias: int, bits: int) -> None:
         lowest = 127 + 1 - bias
@@ -440,7 +438,7 @@ def _moments(x: Array, first: int, kind: type[np.float32 | np.float64]) -> tuple
     tokens, heads, dims = x.shape
     channels = heads * dims
     mean, squares, by_token = np.zeros(channels), np.zeros(channels), np.zeros(tokens)
-    step = max(16, _TILE_VALUES // max(1, channels))
+    step = max(16, _SUM_VALUES // max(1, channels))
     starts = range(0, tokens, step)
     held = kind is np.float32 and x.size <= _HELD_VALUES
     whole = scratch.take("layer", np.float32, *(x.shape if held else (0, 0, 0)))

@@ -175,7 +175,7 @@ def chain_hashes(
         )
     for span in content:
         start = span.start - first_position
-        ids[max(start, 0) : start + span.count] = CONTENT_TOKEN_ID
+        ids[max(start, 0) : max(start + span.count, 0)] = CONTENT_TOKEN_ID
     key = chain_key(salt)
     link = bytes.fromhex(parent) if parent else keyed_digest(key, identity.canonical())
     hashes: list[str] = []

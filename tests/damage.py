@@ -10,7 +10,7 @@ import numpy as np
 import kvformat
 from kvformat import Cache, Extent, Group, GroupTensors, KvformatError
 from kvformat.identity import CacheScale
-from kvformat.verify import verify
+from kvformat.verification import verify
 from tests.builder import Builder
 from tests.strategies import make_values, write_bytes
 
@@ -33,7 +33,12 @@ def small_cache(*, window: bool = False) -> Cache:
         near = Extent("window", held_start=3, cumulative_tokens=10)
         parts += [
             (Group("near", "value", "float16", (4,), 1, 3, 1, tokens=near), 7),
-            (Group("rec", "state", "float32", (5,), 1, 4, 1, tokens=Extent("state", shape=(2, 2))), 1),
+            (
+                Group(
+                    "rec", "state", "float32", (5,), 1, 4, 1, tokens=Extent("state", shape=(2, 2))
+                ),
+                1,
+            ),
         ]
     groups = []
     for seed, (group, tokens) in enumerate(parts):
@@ -140,7 +145,9 @@ def with_members(builder: Builder, changes: dict[str, Any]) -> bytes:
     def edit(manifest: dict[str, Any]) -> None:
         for pointer, new in changes.items():
             put(manifest, pointer, new)
-        if "/content_id" not in changes and {"groups", "identity", "source_digest"} <= set(manifest):
+        if "/content_id" not in changes and {"groups", "identity", "source_digest"} <= set(
+            manifest
+        ):
             manifest["content_id"] = builder.content_id()
 
     return builder.build(edit_manifest=edit)

@@ -58,7 +58,7 @@ def finite_values(name: str) -> Array:
 
 
 def round_to(x: Array, name: str) -> Array:
-    """ARI-4: clamp, then round to nearest, ties to even, sign kept; as bit patterns of the dtype."""
+    """ARI-4: clamp, round to nearest, ties to even, sign kept; gives bit patterns of the dtype."""
     wide = np.clip(x.astype(np.float64), -LARGEST[name], LARGEST[name])
     if name == "float32":
         return wide.astype(np.float32).view(np.uint32)

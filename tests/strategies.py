@@ -122,7 +122,14 @@ def _extents(draw: st.DrawFn, count: int, first_position: int) -> Extent:
 
 @st.composite
 def _groups(
-    draw: st.DrawFn, name: str, role: str, layers: tuple[int, ...], count: int, first: int, bits: bool
+    draw: st.DrawFn,
+    *,
+    name: str,
+    role: str,
+    layers: tuple[int, ...],
+    count: int,
+    first: int,
+    bits: bool,
 ) -> GroupTensors:
     dims = draw(st.sampled_from(HEAD_DIMS))
     most = max(1, min(8, VALUES_PER_LAYER // (dims * max(count, 1))))
@@ -174,7 +181,18 @@ def caches(draw: st.DrawFn, *, first_position: int = 0, bits: bool = False) -> C
         cut = draw(st.integers(0, len(layers) - 1))
         for part in filter(None, (layers[:cut], layers[cut:])):
             name = f"{role}-{len(groups)}"
-            groups.append(draw(_groups(name, role, part, count, first_position, bits)))
+            groups.append(
+                draw(
+                    _groups(
+                        name=name,
+                        role=role,
+                        layers=part,
+                        count=count,
+                        first=first_position,
+                        bits=bits,
+                    )
+                )
+            )
     return Cache(count, tuple(groups))
 
 

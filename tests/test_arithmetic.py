@@ -43,7 +43,9 @@ def expected(q: Array, name: str, **parameters: Any) -> Array:
     return restore_values(q, name=name, **found)
 
 
-def random_parameters(seed: int, shape: tuple[int, ...], spread: int) -> tuple[Array, dict[str, Any]]:
+def random_parameters(
+    seed: int, shape: tuple[int, ...], spread: int
+) -> tuple[Array, dict[str, Any]]:
     """Integers and parameters anywhere in the ranges of SET-4 and SET-5, ends included."""
     rng = np.random.default_rng(seed)
     layers, tokens, heads, dims = shape
@@ -83,7 +85,7 @@ def random_parameters(seed: int, shape: tuple[int, ...], spread: int) -> tuple[A
     per_layer=st.booleans(),
 )
 def test_any_parameters(
-    name: str, seed: int, shape: Any, spread: int, absent: set[str], per_layer: bool
+    name: str, *, seed: int, shape: Any, spread: int, absent: set[str], per_layer: bool
 ) -> None:
     q, parameters = random_parameters(seed, shape, spread)
     for key in absent:
@@ -317,7 +319,9 @@ def test_flush_to_zero_changes_nothing(name: str, spread: int) -> None:
 
 
 @covers("ARI-4", "ARI-6")
-@pytest.mark.parametrize("edge", [edge for edge in EDGES if "subnormals" in edge or "small" in edge])
+@pytest.mark.parametrize(
+    "edge", [edge for edge in EDGES if "subnormals" in edge or "small" in edge]
+)
 @pytest.mark.parametrize("name", ["float16", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
 def test_flush_to_zero_keeps_subnormal_results(edge: str, name: str) -> None:
     flag = in_flushing_thread(lambda: (test_edges(edge, name), True)[1])
@@ -341,7 +345,9 @@ def test_flush_to_zero_when_reading_a_file(track: str) -> None:
 
 @covers("ARI-6", "SET-4", "SET-5")
 def test_extreme_sets_restore_through_a_file() -> None:
-    builder = Builder(write_bytes(canonical_kv(2, 8, 2, 4, name="float16"), tracks=["zstd", "stored"]))
+    builder = Builder(
+        write_bytes(canonical_kv(2, 8, 2, 4, name="float16"), tracks=["zstd", "stored"])
+    )
     for item in builder.sets["near-lossless"]:
         scale = np.array([2.0**-40, 2.0**40], f32).tobytes()
         zero = np.array([-32_768, 32_767], np.int16).tobytes()

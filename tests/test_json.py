@@ -223,7 +223,10 @@ def put(manifest: Any, pointer: str, value: Any) -> None:
 @pytest.mark.parametrize("pointer", INTEGERS)
 @pytest.mark.parametrize("value", [True, False, None, "1", [1], {}])
 def test_only_integers_are_integers(pointer: str, value: Any) -> None:
-    assert open_code(parts().build(edit_manifest=lambda m: put(m, pointer, value))) == "manifest.schema"
+    assert (
+        open_code(parts().build(edit_manifest=lambda m: put(m, pointer, value)))
+        == "manifest.schema"
+    )
 
 
 @covers("JSN-10")

@@ -49,7 +49,10 @@ def equal(one: Any, other: Any) -> None:
 
 def digests(file: bytes) -> dict[str, list[bytes]]:
     """Integer digests of every track."""
-    return {name: [row["integer_digest"] for row in rows] for name, rows in cut_up(file).segments.items()}
+    return {
+        name: [row["integer_digest"] for row in rows]
+        for name, rows in cut_up(file).segments.items()
+    }
 
 
 # --- exact -----------------------------------------------------------------------------------
@@ -174,6 +177,32 @@ def test_a_token_that_does_not_fit_is_exact() -> None:
     assert raw(restored[0, 0, 16]) != raw(kv[0, 0, 16])
 
 
+NANS = {
+    "float32": (0x7FC00000, 0x7F800001, 0xFF800000),
+    "float16": (0x7E00, 0x7C01, 0xFC00),
+    "bfloat16": (0x7FC0, 0x7F81, 0xFF80),
+    "float8_e4m3fn": (0x7F, 0xFF),
+    "float8_e5m2": (0x7E, 0x7D, 0xFC),
+}
+
+
+@covers("ARI-7", "SID-5", "ERR-4", "PUB-1")
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("token", [0, 5])
+def test_a_quantised_track_refuses_nan_and_infinity(dtype: str, token: int, tmp_path: Path) -> None:
+    for code in NANS[dtype]:
+        kv = canonical_kv(1, 6, 2, 4, name=dtype)
+        kv.view(f"u{kv.itemsize}")[1, 0, token, 1, 3] = code
+        for tracks in (["zstd"], ["hevc", "exact/zstd"]):
+            with pytest.raises(KvformatError) as caught:
+                kvformat.write(tmp_path / "a.kvf", kv, identity=unbound(), tracks=tracks)
+            assert caught.value.code == "input.non-finite"
+            assert f"token {token}, head 1, dim 3" in caught.value.where
+        assert list(tmp_path.iterdir()) == []
+        with kvformat.open(write_bytes(kv, tracks=["exact/zstd"])) as artifact:
+            assert raw(artifact.read().kv) == raw(kv)
+
+
 @covers("ARI-2", "SET-5")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_constant_channels_and_zeros_are_exact(dtype: str) -> None:
@@ -274,9 +303,9 @@ def test_heads_of_a_shard(track: str) -> None:
 )  # fmt: skip
 def test_what_is_not_held_is_refused(selection: dict[str, Any]) -> None:
     cache = Cache.from_kv(canonical_kv(4, 33, 6, 16), head_start=2, heads_total=8)
-    with kvformat.open(write_bytes(cache, tracks=["zstd"])) as artifact:
-        with pytest.raises(KvformatError) as caught:
-            artifact.read(**selection)
+    file = write_bytes(cache, tracks=["zstd"])
+    with kvformat.open(file) as artifact, pytest.raises(KvformatError) as caught:
+        artifact.read(**selection)
     assert caught.value.code == "usage.selection"
 
 
@@ -286,22 +315,27 @@ def test_what_is_not_held_is_refused(selection: dict[str, Any]) -> None:
 @covers("PAR-1", "SEG-2", "SEG-3", "SEG-1", "DAT-2", "SEG-4")
 @settings(few, max_examples=15)
 @given(samples(), st.data())
-def test_order_alignment_and_segment_size_change_no_value(sample: Sample, data: st.DataObject) -> None:
+def test_order_alignment_and_segment_size_change_no_value(
+    sample: Sample, data: st.DataObject
+) -> None:
     with kvformat.open(sample.write()) as artifact:
-        whole = read(artifact, "zstd")
+        track = artifact.tracks[0]
+        whole = read(artifact, track)
     changes = {
         "order": data.draw(st.sampled_from(["token-major", "layer-major"])),
         "alignment": data.draw(st.sampled_from([1, 4096])),
         "segment_tokens": data.draw(st.sampled_from([2, 3, 8, 1000])),
     }
     file = sample.write(**changes)
-    rows = cut_up(file).segments["near-lossless/zstd"]
+    rows = cut_up(file).segments[track]
     assert all(row["offset"] % changes["alignment"] == 0 for row in rows)
     with kvformat.open(file) as artifact:
-        equal(read(artifact, "zstd"), whole)
+        equal(read(artifact, track), whole)
 
 
-def keys_of(rows: list[dict[str, Any]], groups: list[dict[str, Any]], step: int, order: str) -> list[Any]:
+def keys_of(
+    rows: list[dict[str, Any]], groups: list[dict[str, Any]], step: int, order: str
+) -> list[Any]:
     keys = []
     for row in rows:
         group = groups[row["group"]]
@@ -316,7 +350,9 @@ def keys_of(rows: list[dict[str, Any]], groups: list[dict[str, Any]], step: int,
 @pytest.mark.parametrize("order", ["token-major", "layer-major"])
 def test_segments_ascend_as_the_order_says(order: str) -> None:
     tensors = {f"layers.{n}.key": make_values((20, 2, 8), "float16", "normal", n) for n in range(7)}
-    tensors |= {f"layers.{n}.value": make_values((20, 1, 4), "float16", "normal", n) for n in (1, 5)}
+    tensors |= {
+        f"layers.{n}.value": make_values((20, 1, 4), "float16", "normal", n) for n in (1, 5)
+    }
     tensors["layers.2.value"] = make_values((11, 1, 4), "float16", "normal", 3)
     file = write_bytes(tensors, tracks=["stored"], order=order, segment_tokens=6)
     cut = cut_up(file)
@@ -347,7 +383,9 @@ def test_an_artifact_is_not_replaced(tmp_path: Path) -> None:
         kvformat.write(path, canonical_kv(1, 4, 1, 4), identity=unbound(), tracks=["zstd"])
     assert caught.value.code == "io.exists"
     assert path.read_bytes() == before
-    kvformat.write(path, canonical_kv(1, 4, 1, 4), identity=unbound(), tracks=["zstd"], overwrite=True)
+    kvformat.write(
+        path, canonical_kv(1, 4, 1, 4), identity=unbound(), tracks=["zstd"], overwrite=True
+    )
     assert path.read_bytes() != before
     assert [item.name for item in tmp_path.iterdir()] == ["a.kvf"]
 
@@ -394,7 +432,9 @@ def test_windows_and_states(order: str) -> None:
         exact = artifact.read(track="exact/zstd")
         for item in cache.groups:
             assert raw(exact[item.group.name][0]) == raw(item.layers[0])
-        assert artifact.read(track="near-lossless/zstd")["recurrent"].tobytes() == raw(cache.groups[2].layers[0])
+        assert artifact.read(track="near-lossless/zstd")["recurrent"].tobytes() == raw(
+            cache.groups[2].layers[0]
+        )
         assert artifact.read(tokens=(0, 4))["near"].shape == (1, 0, 2, 8)
         assert exact.tensors()["layers.2.state"].shape == (2, 2, 4)
         for tokens in ((0, 5), (0, 19), (1, 20), (4, 20), (0, 0)):

@@ -39,8 +39,17 @@ def set_field(track: str, number: int, **fields: Any) -> Edit:
 
 @covers("REC-1", "SEG-1")
 @pytest.mark.parametrize(
-    "field", ["group", "layer_index", "layer_count", "head_start", "head_count", "token_start", "token_count"]
-)  # fmt: skip
+    "field",
+    [
+        "group",
+        "layer_index",
+        "layer_count",
+        "head_start",
+        "head_count",
+        "token_start",
+        "token_count",
+    ],
+)
 @pytest.mark.parametrize("track", [HEVC, STORED, EXACT])
 def test_coordinates_are_those_of_the_grid(field: str, track: str) -> None:
     for number in (0, 5):
@@ -136,7 +145,15 @@ def test_segments_have_a_payload() -> None:
 @covers("REC-8")
 @pytest.mark.parametrize(
     ("track", "layout"),
-    [(HEVC, 2), (HEVC, 2**16 - 1), (HEVC, 2**16 - 2), (ZSTD, 0), (STORED, 0), (STORED, 1), (EXACT, 0)],
+    [
+        (HEVC, 2),
+        (HEVC, 2**16 - 1),
+        (HEVC, 2**16 - 2),
+        (ZSTD, 0),
+        (STORED, 0),
+        (STORED, 1),
+        (EXACT, 0),
+    ],
 )
 def test_layout_index(track: str, layout: int) -> None:
     refused(set_field(track, 0, layout=layout), track=track)
@@ -154,6 +171,22 @@ def test_layouts_hold_their_segments() -> None:
         assert outcome(file, HEVC) == "table.record"
         assert verdict(file) == "table.record"
         assert outcome(file, ZSTD) == GOOD[ZSTD]
+
+
+@covers("TRK-6")
+def test_every_layout_is_used() -> None:
+    builder = parts()
+    layouts = builder.manifest["tracks"][0]["layouts"]
+    layouts.append({**layouts[0], "frames": 2})
+    file = builder.build()
+    assert outcome(file, HEVC) == "table.record"
+    assert verdict(file) == "table.record"
+    assert outcome(file, ZSTD) == GOOD[ZSTD]
+    last = Builder.copy(builder)
+    last.manifest["tracks"][0]["layouts"].insert(0, last.manifest["tracks"][0]["layouts"].pop())
+    for item in last.segments[HEVC]:
+        item.record["layout"] += 1
+    assert outcome(last.build(), HEVC) == "table.record"
 
 
 @covers("TAB-4")
@@ -266,11 +299,17 @@ def test_size_of_sets(size: int, code: str) -> None:
 @pytest.mark.parametrize("number", [0, 1, -1])
 def test_offsets_leave_no_gap_and_no_overlap(kind: str, number: int) -> None:
     changes: list[tuple[Any, str]] = [(1, "table.record"), (-1, "table.record")]
-    changes += [(2**53, "limit.exceeded"), (2**64 - 1, "limit.exceeded"), (2**53 - 1, "table.record")]
+    changes += [
+        (2**53, "limit.exceeded"),
+        (2**64 - 1, "limit.exceeded"),
+        (2**53 - 1, "table.record"),
+    ]
     for change, code in changes:
 
         def edit(builder: Builder, change: int = change) -> None:
-            items: list[Any] = builder.segments[STORED] if kind == "segment" else builder.sets[QUALITY]
+            items: list[Any] = (
+                builder.segments[STORED] if kind == "segment" else builder.sets[QUALITY]
+            )
             record = items[number].record
             record["offset"] = change if change > 1 else record["offset"] + change
 
@@ -374,6 +413,19 @@ def test_side_blocks_of_one_quality_are_equal() -> None:
     assert verdict(file) == "segment.side"
     assert outcome(file, STORED) != GOOD[STORED]
     assert outcome(file, HEVC) == GOOD[HEVC]
+
+
+@covers("REC-10", "VER-1")
+def test_what_two_qualities_hold_exactly_is_the_same() -> None:
+    tracks = ("near-lossless/stored", "exact/stored")
+    builder = parts(tracks=tracks, window=True)
+    assert verdict(builder.build()) == "ok"
+    item = next(item for item in builder.segments[tracks[0]] if item.record["group"] == 3)
+    item.payload = item.payload[:-1] + bytes([item.payload[-1] ^ 1])
+    item.record["integer_digest"] = b3(item.payload)
+    file = builder.build()
+    assert verdict(file) == "table.record"
+    assert isinstance(outcome(file, tracks[0]), dict)
 
 
 @covers("CID-1", "VER-2")

@@ -175,9 +175,10 @@ def decode_rows(payload: bytes | memoryview, rows: int, tokens: int, where: str)
         InvalidError: ``segment.payload``.
     """
     view = memoryview(payload).cast("B")
+    frames = _frames(view, rows, tokens, where)  # refuses before memory is asked for
     out = np.empty((rows, tokens), np.uint8)
     row = 0
-    for index, (count, low, radix, frame) in enumerate(_frames(view, rows, tokens, where)):
+    for index, (count, low, radix, frame) in enumerate(frames):
         place = f"{where}, zstd frame {index}"
         content = _decompress(frame, count * -(-tokens // tokens_per_byte(radix)), place)
         _unpack(content, out[row : row + count], low, radix, place)
