@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from types import TracebackType
 from typing import Any, Final
 
@@ -195,8 +196,8 @@ class Artifact:
         )
         if not unverified:
             self._check_serving(tokens, allow_partial=allow_partial)
+        jobs = self._jobs(chosen, wanted)  # checks sizes before anything is allocated
         result = _allocate(chosen.name, wanted)
-        jobs = self._jobs(chosen, wanted)
         workers = worker_count(workers, 4 * max((job[0] for job in jobs), default=1))
 
         def restore(job: tuple[int, SegmentRecord, memoryview]) -> None:
@@ -379,7 +380,21 @@ def choose_track(manifest: Manifest) -> Track:
 
 
 def _allocate(track: str, wanted: tuple[GroupSelection, ...]) -> Restored:
-    """Result arrays; keys and values that match share one canonical array."""
+    """Result arrays, or ``usage.selection`` where memory does not hold them."""
+    try:
+        return _make_arrays(track, wanted)
+    except (MemoryError, ValueError) as error:
+        size_bytes = sum(prod(item.shape) * item.group.numpy_dtype.itemsize for item in wanted)
+        raise UsageError(
+            "usage.selection",
+            "the part asked for does not fit in memory",
+            found=f"{size_bytes:,} bytes",
+            next_step="Ask for fewer tokens or layers at a time",
+        ) from error
+
+
+def _make_arrays(track: str, wanted: tuple[GroupSelection, ...]) -> Restored:
+    """Keys and values that match share one canonical array."""
     base: NDArray[Any] | None = None
     if kv_pair([item.group for item in wanted]):
         shape = wanted[0].shape

@@ -11,11 +11,17 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
+import numpy as np
+
 from kvformat.errors import InvalidError
 from kvformat.limits import LIMITS
 
 KEY_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _INTEGER: Final = re.compile(r"0|[1-9][0-9]*")
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NESTING: Final = np.zeros(256, np.int8)
+_NESTING[list(b"[{")] = 1
+_NESTING[list(b"]}")] = -1
 _DIGITS_OF_LARGEST: Final = len(str(LIMITS.integer))
 
 Json = dict[str, "Json"] | list["Json"] | str | int | bool | None
@@ -82,27 +88,21 @@ def _syntax(message: str, where: str) -> InvalidError:
 
 
 def _check_depth(data: bytes, where: str) -> None:
-    """Refuse deep nesting before the recursive parser sees it (JSN-8)."""
-    depth = 0
-    in_string = escaped = False
-    for match in re.finditer(rb'[\[\]{}"\\]|[^\[\]{}"\\]+', data):
-        token = match.group()
-        if in_string:
-            if escaped:
-                escaped = False
-                if len(token) == 1:
-                    continue
-            if token == b"\\":
-                escaped = True
-            elif token == b'"':
-                in_string = False
-        elif token == b'"':
-            in_string = True
-        elif token in (b"[", b"{"):
-            depth += 1
-            LIMITS.check("json_depth", depth, f"{where}, byte {match.start()}")
-        elif token in (b"]", b"}"):
-            depth -= 1
+    """Refuse deep nesting before the recursive parser sees it (JSN-8).
+
+    Strings are blanked first, so what is counted is exact for JSON; other text fails below anyway.
+    """
+    bare = np.frombuffer(_STRING.sub(_blank, data), np.uint8)
+    steps = _NESTING[bare]
+    places = np.flatnonzero(steps)
+    depth = np.cumsum(steps[places], dtype=np.int64)
+    deep = np.flatnonzero(depth > LIMITS.json_depth)
+    if len(deep):
+        LIMITS.check("json_depth", int(depth[deep[0]]), f"{where}, byte {int(places[deep[0]])}")
+
+
+def _blank(match: re.Match[bytes]) -> bytes:
+    return b" " * len(match[0])
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
