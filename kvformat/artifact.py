@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import TracebackType
@@ -19,6 +19,7 @@ from kvformat.expectations import Expectation, check_identity, require_tokens, v
 from kvformat.fields import float64_of
 from kvformat.front import Front, read_front, read_table
 from kvformat.groups import Grid, Group, make_grid
+from kvformat.identity import Lineage
 from kvformat.manifest import Manifest
 from kvformat.segments import SegmentContext, check_integers, decode_segment, restore_into
 from kvformat.selection import GroupSelection, Range, landings, select, touched
@@ -128,23 +129,33 @@ class Artifact:
     def track(self, name: str | None = None) -> Track:
         """The track of that name or short form, or the default (``choose_track``).
 
-        A codec alone means its quantised track if there is one.
+        A quality alone means the codec that is fastest on a CPU, a codec alone the best quality
+        that it has quantised, or exact if it has no other.
         """
         if name is None:
             return choose_track(self.manifest)
-        found = [item for item in self.manifest.tracks if name in (item.name, item.codec)]
-        found = found or [item for item in self.manifest.tracks if item.quality == name]
-        lossy = [item for item in found if item.quality != EXACT]
-        found = lossy if len(lossy) == 1 else found
-        exact = [item for item in found if item.name == name]
-        if exact or len(found) == 1:
-            return (exact or found)[0]
+        tracks = self.manifest.tracks
+        for found in (
+            [item for item in tracks if item.name == name],
+            [item for item in tracks if item.quality == name],
+            [item for item in tracks if item.codec == name and item.quality != EXACT],
+            [item for item in tracks if item.codec == name],
+        ):
+            if found:
+                return choose_track(self.manifest, found)
         raise UsageError(
             "usage.selection",
-            "no such track" if not found else "more than one track has this short name",
-            expected=", ".join(self.tracks),
-            found=name,
+            "no such track, quality or codec",
+            expected=f"one of {', '.join(self.tracks)}",
+            found=ascii(name),
         )
+
+    def lineage(self, track: Track) -> Lineage:
+        """The lineage of tensors that are restored from a track (LIN-1)."""
+        source = self.manifest.lineage
+        if track.quality == EXACT:
+            return source
+        return Lineage("lossy", source.generations + 1, track.quality, source.profile)
 
     def set_table(self, quality: str) -> SetTable:
         """The checked set table of a quality."""
@@ -176,7 +187,7 @@ class Artifact:
         unverified: bool = False,
         workers: int | None = None,
     ) -> Restored:
-        """Restore a part of the cache, bit for bit (section 9.4), or raise.
+        """Restore a part of the cache exactly as the artifact defines it (9.4), or raise.
 
         ``tokens`` is an interval of token ordinals, ``layers`` and ``heads`` are global numbers
         (an interval, for layers also any iterable that is no pair). A windowed group gives what
@@ -197,7 +208,7 @@ class Artifact:
         if not unverified:
             self._check_serving(tokens, allow_partial=allow_partial)
         jobs = self._jobs(chosen, wanted)  # checks sizes before anything is allocated
-        result = _allocate(chosen.name, wanted)
+        result = _allocate(chosen.name, wanted, self.lineage(chosen))
         workers = worker_count(workers, 4 * max((job[0] for job in jobs), default=1))
 
         def restore(job: tuple[int, SegmentRecord, memoryview]) -> None:
@@ -364,8 +375,8 @@ def select_range(tokens: Range | slice | range, count: int) -> Range:
     return as_range(tokens, count, "tokens")
 
 
-def choose_track(manifest: Manifest) -> Track:
-    """The best quality, then the codec that is fastest on a CPU."""
+def choose_track(manifest: Manifest, among: Sequence[Track] = ()) -> Track:
+    """The best quality, then the codec that is fastest on a CPU, of all tracks or some."""
 
     def rank(track: Track) -> tuple[float, int]:
         quality = manifest.quality(track.quality)
@@ -376,13 +387,15 @@ def choose_track(manifest: Manifest) -> Track:
             step = float64_of(quality.relative_step)
         return step, CODEC_PREFERENCE.index(track.codec)
 
-    return min(manifest.tracks, key=rank)
+    return min(among or manifest.tracks, key=rank)
 
 
-def _allocate(track: str, wanted: tuple[GroupSelection, ...]) -> Restored:
+def _allocate(
+    track: str, wanted: tuple[GroupSelection, ...], lineage: Lineage
+) -> Restored:
     """Result arrays, or ``usage.selection`` where memory does not hold them."""
     try:
-        return _make_arrays(track, wanted)
+        return _make_arrays(track, wanted, lineage)
     except (MemoryError, ValueError) as error:
         size_bytes = sum(prod(item.shape) * item.group.numpy_dtype.itemsize for item in wanted)
         raise UsageError(
@@ -393,7 +406,9 @@ def _allocate(track: str, wanted: tuple[GroupSelection, ...]) -> Restored:
         ) from error
 
 
-def _make_arrays(track: str, wanted: tuple[GroupSelection, ...]) -> Restored:
+def _make_arrays(
+    track: str, wanted: tuple[GroupSelection, ...], lineage: Lineage
+) -> Restored:
     """Keys and values that match share one canonical array."""
     base: NDArray[Any] | None = None
     if kv_pair([item.group for item in wanted]):
@@ -409,7 +424,7 @@ def _make_arrays(track: str, wanted: tuple[GroupSelection, ...]) -> Restored:
             item.tokens[0],
             item.group.head_start + item.heads[0],
         )
-    return Restored(track, groups, base)
+    return Restored(track, groups, base, lineage)
 
 
 def open_artifact(
@@ -424,6 +439,13 @@ def open_artifact(
     the caller wants. Raises ``InvalidError``, ``UnsupportedError``, ``MismatchError``,
     ``StorageError``.
     """
+    if expect is not None and not isinstance(expect, Expectation):
+        raise UsageError(
+            "usage.argument",
+            "expect is not a kvformat.Expectation",
+            found=type(expect).__name__,
+            next_step="Write kvformat.Expectation(model=...)",
+        )
     source = open_source(url, storage_options)
     try:
         return Artifact(source, read_front(source), expect)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvformat.dtypes import name_of
 from kvformat.errors import UsageError
 from kvformat.groups import Extent, Group
+from kvformat.identity import EXACT_LINEAGE, Lineage
 
 _TENSOR_NAME: Final = re.compile(r"layers\.(0|[1-9][0-9]*)\.([a-z0-9][a-z0-9-]{0,47})")
 STATE: Final = "state"
@@ -86,6 +87,7 @@ class Cache:
             found.setdefault((role, name_of(array.dtype), array.shape), {})[layer] = array
         if not found:
             raise UsageError("input.shape", "the cache has no tensors")
+        _check_lengths(found)
         lengths = [shape[0] for role, _, shape in found if role != STATE]
         count = token_count if token_count is not None else max(lengths, default=0)
         if max(lengths, default=0) > count:
@@ -114,6 +116,22 @@ class Cache:
                 )
             )
         return Cache(count, tuple(groups))
+
+
+def _check_lengths(found: Mapping[tuple[str, str, tuple[int, ...]], Mapping[int, Any]]) -> None:
+    """All tensors of one layer hold the same number of tokens."""
+    lengths: dict[int, tuple[str, int]] = {}
+    for (role, _, shape), layers in found.items():
+        for layer in layers if role != STATE else ():
+            first, count = lengths.setdefault(layer, (role, shape[0]))
+            if count != shape[0]:
+                raise UsageError(
+                    "input.shape",
+                    "two tensors of one layer hold unlike numbers of tokens",
+                    where=f"layers.{layer}",
+                    expected=f"{first} {count}",
+                    found=f"{role} {shape[0]}",
+                )
 
 
 def check_cache(cache: Cache) -> None:
@@ -201,7 +219,7 @@ class RestoredGroup:
     head_start: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Restored(Mapping[str, NDArray[Any]]):
     """What ``Artifact.read`` returns: group name to array ``[L, T, H, D]``.
 
@@ -210,7 +228,15 @@ class Restored(Mapping[str, NDArray[Any]]):
 
     track: str
     groups: dict[str, RestoredGroup]
-    base: NDArray[Any] | None = field(default=None, repr=False)
+    base: NDArray[Any] | None = None
+    lineage: Lineage = EXACT_LINEAGE
+
+    def __repr__(self) -> str:
+        parts = ", ".join(
+            f"{name} {item.group.dtype} {list(item.array.shape)}"
+            for name, item in self.groups.items()
+        )
+        return f"<kvformat.Restored {self.track}: {parts}>"
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.groups[name].array
@@ -238,6 +264,23 @@ class Restored(Mapping[str, NDArray[Any]]):
                 next_step="Take the groups one by one",
             )
         return self.base
+
+    def as_cache(self, first_position: int = 0) -> Cache:
+        """A cache to write again; ``first_position`` is the position of its first token."""
+        heads = {(item.head_start, item.group.heads_total) for item in self.groups.values()}
+        if len(heads) != 1:
+            raise UsageError(
+                "usage.selection",
+                "groups of unlike heads cannot be written from here",
+                next_step="Make a kvformat.Cache",
+            )
+        head_start, heads_total = heads.pop()
+        return Cache.from_tensors(
+            self.tensors(),
+            first_position=first_position,
+            head_start=head_start,
+            heads_total=heads_total,
+        )
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Views named ``layers.{i}.{role}``: ``[T, H, D]``, or a state in its own shape."""

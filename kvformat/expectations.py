@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvformat.errors import MismatchError, UsageError
 from kvformat.identity import Identity
 from kvformat.manifest import Manifest
-from kvformat.tokens import BLOCK_TOKENS, ContentSpan, chain_hashes
+from kvformat.tokens import BLOCK_TOKENS, CONTENT_TOKEN_ID, ContentSpan, chain_hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,20 @@ def token_array(token_ids: ArrayLike) -> NDArray[np.uint32]:
     array = np.asarray(token_ids)
     if array.size == 0:
         array = array.astype(np.uint32)
-    good = array.ndim == 1 and array.dtype.kind in "iu"
-    if not good or (array.size and (int(array.min()) < 0 or int(array.max()) >= 2**32)):
+    if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UsageError(
             "usage.argument",
-            "token ids are not a list of unsigned 32-bit integers",
+            "token ids are not a list of integers",
             found=f"{array.dtype} {list(array.shape)}",
+        )
+    wrong = np.flatnonzero((array < 0) | (array >= CONTENT_TOKEN_ID))
+    if len(wrong):
+        raise UsageError(
+            "usage.argument",
+            "a token id is out of range",
+            where=f"token {int(wrong[0])}",
+            expected=f"0 to {CONTENT_TOKEN_ID - 1}",
+            found=int(array[wrong[0]]),
         )
     return array.astype(np.uint32)
 
@@ -151,9 +159,12 @@ def verified_length(manifest: Manifest, expected: Expectation) -> int:
         blocks += 1
     length = min(blocks * BLOCK_TOKENS, tokens.count)
     if length == 0 and tokens.count:
+        few = len(mine) < min(BLOCK_TOKENS, tokens.count)
         raise MismatchError(
             "identity.tokens",
-            "this is the cache of other tokens, or fewer than one block of 256 was given",
+            f"only {len(mine)} ids of this part are given: too few to check a block of 256"
+            if few
+            else "this is the cache of other tokens",
             where="/tokens/chain/hashes/0",
             expected=hashes[0] if hashes else "a hash",
             found=chain.hashes[0] if chain.hashes else "none",

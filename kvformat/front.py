@@ -73,10 +73,10 @@ def _check_size(source: Source, header: Header, prefix: bytes) -> None:
     if size < header.file_bytes:
         raise InvalidError(
             "file.size",
-            f"the file has {size:,} of {header.file_bytes:,} bytes: a truncated copy",
+            "the file is a truncated copy",
             where=f"byte {size}",
-            expected=header.file_bytes,
-            found=size,
+            expected=f"{header.file_bytes:,} bytes",
+            found=f"{size:,}",
             next_step="Fetch the file again",
         )
     raise InvalidError(

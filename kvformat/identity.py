@@ -334,3 +334,6 @@ class Lineage:
             "profile": self.profile,
             "quality": self.quality,
         }
+
+
+EXACT_LINEAGE: Final = Lineage()

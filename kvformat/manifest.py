@@ -11,7 +11,7 @@ from kvformat.digests import digest
 from kvformat.errors import UnsupportedError
 from kvformat.fields import Node, schema_error, semantic_error, to_json
 from kvformat.groups import Group, Segmentation, count_cells
-from kvformat.identity import Identity, Lineage
+from kvformat.identity import EXACT_LINEAGE, Identity, Lineage
 from kvformat.limits import LIMITS
 from kvformat.tokens import Tokens
 from kvformat.tracks import Quality, Track
@@ -20,7 +20,6 @@ VERSION_MAJOR: Final = 0
 VERSION_MINOR: Final = 9
 VERSION: Final = f"{VERSION_MAJOR}.{VERSION_MINOR}"
 FORMAT: Final = "kvformat"
-EXACT_LINEAGE: Final = Lineage()
 KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
 KNOWN_EXTENSIONS: Final[frozenset[str]] = frozenset()
 

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvformat.cache import Cache, check_cache
+from kvformat.cache import Cache, Restored, check_cache
 from kvformat.codecs.registry import CODECS
 from kvformat.digests import digest
 from kvformat.encoder import Job, encode_all, prepare
@@ -54,7 +54,7 @@ GENERATOR: Final = "kvformat-python 0.9.0"
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class WriteReport:
     """What was written: sizes in bytes, values of the cache, seconds on the clock."""
 
@@ -64,6 +64,13 @@ class WriteReport:
     values: int
     seconds: float
 
+    def __repr__(self) -> str:
+        names = ", ".join(track.name for track in self.manifest.tracks)
+        return (
+            f"<kvformat.WriteReport {names}: {self.file_bytes:,} bytes, "
+            f"{self.bits_per_value:.2f} bits per value, {self.seconds:.2f} s>"
+        )
+
     @property
     def bits_per_value(self) -> float:
         """Of the whole file, all tracks together."""
@@ -72,7 +79,7 @@ class WriteReport:
 
 def write(
     url: str | os.PathLike[str],
-    cache: Cache | NDArray[Any] | Mapping[str, NDArray[Any]],
+    cache: Cache | Restored | NDArray[Any] | Mapping[str, NDArray[Any]],
     *,
     identity: Identity,
     token_ids: ArrayLike | None = None,
@@ -95,7 +102,8 @@ def write(
     """Write a KV cache to one artifact and publish it in one step.
 
     ``cache`` is a canonical array ``[2, L, T, H, D]``, a mapping of tensors ``[T, H, D]`` named
-    ``layers.{i}.{role}``, or a ``Cache``. ``identity`` says what it is the KV of. ``token_ids``
+    ``layers.{i}.{role}``, a ``Cache``, or what ``Artifact.read`` returned, whose lineage is then
+    kept; with plain arrays that came from a lossy track, give ``lineage`` (LIN-1). ``identity`` says what it is the KV of. ``token_ids``
     are those of the sequence from position 0, ``first_position`` + T in number; an identity of
     kind ``tokens`` requires them. ``salt`` is the tenant's secret. ``tracks`` are names like
     ``near-lossless/hevc`` or ``exact/zstd``; a codec alone means ``quality``. ``progress`` is
@@ -105,8 +113,11 @@ def write(
     and ``StorageError``; no file is left behind then.
     """
     started = time.monotonic()
+    named = parse_tracks(tracks, quality)
     ensure_absent(url, overwrite=overwrite)
     source = as_cache(cache, first_position)
+    if lineage is None and isinstance(cache, Restored):
+        lineage = cache.lineage
     groups = tuple(item.group for item in source.groups)
     tokens = make_tokens(
         identity,
@@ -116,7 +127,7 @@ def write(
         first_position=first_position,
         content=content,
     )
-    plans = plan_tracks(parse_tracks(tracks, quality), groups)
+    plans = plan_tracks(named, groups)
     segmentation = plan_segmentation(
         groups, source.token_count, segment_tokens=segment_tokens, order=order, alignment=alignment
     )
@@ -166,12 +177,14 @@ def write(
 
 
 def as_cache(
-    cache: Cache | NDArray[Any] | Mapping[str, NDArray[Any]], first_position: int = 0
+    cache: Cache | Restored | NDArray[Any] | Mapping[str, NDArray[Any]], first_position: int = 0
 ) -> Cache:
     """The input as a ``Cache``."""
     if isinstance(cache, Cache):
         check_cache(cache)
         return cache
+    if isinstance(cache, Restored):
+        return cache.as_cache(first_position)
     if isinstance(cache, Mapping):
         return Cache.from_tensors(cache, first_position=first_position)
     return Cache.from_kv(cache)
@@ -209,6 +222,7 @@ def make_tokens(
             "the token ids do not fit the cache",
             expected=f"{first_position + count} ids, from position 0 on",
             found=len(ids),
+            next_step="Check the axes too: [2, layers, tokens, heads, head_dim]",
         )
     if first_position % BLOCK_TOKENS:
         raise UsageError(

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import kvformat
-from tests.requirements import covers
 
 pytestmark = pytest.mark.real
 CAPTURE = os.environ.get("KVFORMAT_REAL_CACHE", "")
@@ -43,7 +42,6 @@ def written(tensors: dict[str, np.ndarray], path: Path, *tracks: str) -> kvforma
     return kvformat.write(path, tensors, identity=identity, tracks=tracks)
 
 
-@covers("HEV-7")
 @pytest.mark.parametrize(
     ("track", "most_bits"),
     [
@@ -62,7 +60,6 @@ def test_bits_of_the_whole_file(
     assert report.bits_per_value <= most_bits
 
 
-@covers("ARI-5", "ARI-8", "REC-6")
 def test_all_tracks_restore_what_they_should(
     tensors: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
