@@ -58,6 +58,7 @@ class Artifact:
         self._segments: dict[str, SegmentTable] = {}
         self._set_objects: dict[tuple[str, int], QuantisationSet] = {}
         self._grid: Grid | None = None
+        self._closed = False
         self._verified_length: int | None = None
         if expect is not None:
             check_identity(front.manifest.identity, expect)
@@ -80,7 +81,8 @@ class Artifact:
         return f"<kvformat.Artifact {self.name}: {self.manifest.tokens.count} tokens, {names}>"
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; reading is an error from then on."""
+        self._closed = True
         self._source.close()
 
     @property
@@ -306,6 +308,8 @@ class Artifact:
 
     def file_bytes(self, offset: int, size_bytes: int) -> bytes:
         """Bytes of the file, from the prefix if it has them."""
+        if self._closed:
+            raise UsageError("usage.argument", "the artifact is closed", where=self.name)
         prefix = self._front.prefix
         if offset + size_bytes <= len(prefix):
             return prefix[offset : offset + size_bytes]

@@ -15,7 +15,7 @@ from kvformat.errors import UsageError
 from kvformat.groups import Extent, Group
 from kvformat.identity import EXACT_LINEAGE, Lineage
 
-_TENSOR_NAME: Final = re.compile(r"layers\.(0|[1-9][0-9]*)\.([a-z0-9][a-z0-9-]{0,47})")
+_TENSOR_NAME: Final = re.compile(r"layers\.(0|[1-9][0-9]{0,5})\.([a-z0-9][a-z0-9-]{0,47})")
 STATE: Final = "state"
 
 
@@ -73,15 +73,15 @@ class Cache:
         """
         found: dict[tuple[str, str, tuple[int, ...]], dict[int, NDArray[Any]]] = {}
         for name, tensor in tensors.items():
-            match = _TENSOR_NAME.fullmatch(name)
+            match = _TENSOR_NAME.fullmatch(name) if isinstance(name, str) else None
             if not match:
                 raise UsageError(
                     "input.shape",
                     "a tensor name is not understood",
-                    where=ascii(name[:80]),
+                    where=ascii(name)[:80],
                     expected="layers.NUMBER.ROLE, for example layers.0.key",
                 )
-            array = _native(np.asarray(tensor))
+            array = native(np.asanyarray(tensor))
             layer, role = int(match[1]), match[2]
             _check_shape(name, array, role)
             found.setdefault((role, name_of(array.dtype), array.shape), {})[layer] = array
@@ -136,8 +136,16 @@ def _check_lengths(found: Mapping[tuple[str, str, tuple[int, ...]], Mapping[int,
 
 def check_cache(cache: Cache) -> None:
     """Refuse a hand-made cache whose arrays are not what its groups say (``input.shape``)."""
+    if not cache.groups or cache.token_count < 0:
+        raise UsageError("input.shape", "the cache has no groups or a negative token count")
     for item in cache.groups:
         group = item.group
+        if not item.layers or not all(isinstance(x, np.ndarray) for x in item.layers):
+            raise UsageError(
+                "input.shape", "a group has no layers, or no arrays", where=f"group {group.name}"
+            )
+        if group.channels < 1:
+            raise UsageError("input.shape", "a group has no channels", where=f"group {group.name}")
         wanted = group.shape(cache.token_count)[1:]
         shapes = {tuple(array.shape) for array in item.layers}
         dtypes = {name_of(array.dtype) for array in item.layers}
@@ -151,8 +159,12 @@ def check_cache(cache: Cache) -> None:
             )
 
 
-def _native(array: NDArray[Any]) -> NDArray[Any]:
+def native(array: NDArray[Any]) -> NDArray[Any]:
     """The array with little-endian elements; a copy only where the source has others."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise UsageError(
+            "input.shape", "a masked array is not a cache", next_step="Fill the masked values"
+        )
     wanted = array.dtype.newbyteorder("<")
     return array if array.dtype == wanted else array.astype(wanted)
 

@@ -240,7 +240,8 @@ def _choose_layout(
 def _typical_cell(job: Job, numbers: NDArray[Any]) -> Cell:
     """A largest cell from the middle layers, for the first layers are unlike the others."""
     fields = job.grid.fields[numbers]
-    largest = numbers[fields["token_count"] == fields["token_count"].max()]
+    size = fields["token_count"] * fields["head_count"]
+    largest = numbers[size == size.max()]
     layers = job.grid.fields["layer_index"][largest]
     runs = np.unique(layers)
     middle = largest[layers == runs[len(runs) // 2]]

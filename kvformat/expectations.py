@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvformat.errors import MismatchError, UsageError
 from kvformat.identity import Identity
 from kvformat.manifest import Manifest
-from kvformat.tokens import BLOCK_TOKENS, CONTENT_TOKEN_ID, ContentSpan, chain_hashes
+from kvformat.tokens import BLOCK_TOKENS, CONTENT_TOKEN_ID, ContentSpan, Tokens, chain_hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,8 @@ def verified_length(manifest: Manifest, expected: Expectation) -> int:
     start = tokens.first_position
     before = tuple(span for span in expected.content if span.start < start)
     hashes = chain_hashes(manifest.identity, ids[:start], expected.salt, content=before)
-    if start and (len(ids) < start or hashes[-1] != chain.parent):
+    whole = len(ids) >= start and len(hashes) == start // BLOCK_TOKENS
+    if start and (not whole or hashes[-1] != chain.parent):
         raise MismatchError(
             "identity.tokens",
             "the tokens before this artifact are others",
@@ -157,7 +159,7 @@ def verified_length(manifest: Manifest, expected: Expectation) -> int:
         if wanted != found or not whole:
             break
         blocks += 1
-    length = min(blocks * BLOCK_TOKENS, tokens.count)
+    length = min(blocks * BLOCK_TOKENS, tokens.count, _content_agrees(tokens, expected))
     if length == 0 and tokens.count:
         few = len(mine) < min(BLOCK_TOKENS, tokens.count)
         raise MismatchError(
@@ -171,6 +173,25 @@ def verified_length(manifest: Manifest, expected: Expectation) -> int:
             next_step="Do not use it for this request",
         )
     return length
+
+
+def _content_agrees(tokens: Tokens, expected: Expectation) -> int:
+    """Tokens before the first content span on which caller and artifact differ (TOK-15)."""
+    stop = tokens.first_position + tokens.count
+    theirs = [
+        span
+        for span in expected.content
+        if span.start < stop and span.start + span.count > tokens.first_position
+    ]
+    pairs = zip_longest(tokens.content, theirs)
+    for mine, other in pairs:
+        same = mine is not None and other is not None and mine.digest == other.digest
+        if same and (mine.start, mine.count) == (other.start, other.count) and mine.digest:
+            continue
+        first = min(span.start for span in (mine, other) if span is not None)
+        ordinal = max(first - tokens.first_position, 0)
+        return ordinal - ordinal % BLOCK_TOKENS
+    return tokens.count
 
 
 def require_agreement(manifest: Manifest, expected: Expectation, length: int) -> None:

@@ -15,6 +15,7 @@ class Limits:
     integer: int = 2**53 - 1
     manifest_bytes: int = 16 * 2**20
     json_depth: int = 16
+    json_values: int = 2**20
     string_bytes: int = 4096
     groups: int = 64
     layers_per_group: int = 4096

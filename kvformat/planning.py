@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+
 from kvformat.errors import UsageError
 from kvformat.groups import ALIGNMENTS, ORDERS, Group, GroupSegmentation, Segmentation
 from kvformat.limits import LIMITS
@@ -21,6 +23,8 @@ ROLE_FACTORS: Final = MappingProxyType({"key": math.sqrt(0.5), "value": math.sqr
 DEFAULT_QUALITY: Final = "near-lossless"
 DEFAULT_TRACKS: Final = ("hevc", "zstd")
 SEGMENT_BYTES: Final = 32 * 2**20
+SEGMENT_LIMIT_BYTES: Final = LIMITS.decoded_bytes_per_segment // 2
+"""Half the limit: the pictures of a segment are larger than its integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,10 @@ def parse_tracks(names: Iterable[str], quality: str = DEFAULT_QUALITY) -> tuple[
     """``near-lossless/hevc``, or short forms: a codec in ``quality``, or ``exact`` in zstd."""
     if isinstance(names, str):
         names = names.split(",")
+    try:
+        names = [str(name) if isinstance(name, str) else "" for name in names]
+    except TypeError:
+        names = [""]
     _require_quality(quality)
     plans: list[TrackPlan] = []
     for text in names:
@@ -80,7 +88,7 @@ def relative_step(quality: str, role: str) -> float:
 
 
 def _require_quality(name: str) -> None:
-    if name not in RELATIVE_STEPS and name != EXACT:
+    if not isinstance(name, str) or (name not in RELATIVE_STEPS and name != EXACT):
         raise UsageError(
             "usage.argument",
             "unknown quality",
@@ -118,14 +126,15 @@ def plan_segmentation(
             found=f"{order}; {alignment}",
         )
     if segment_tokens is not None:
-        if not 1 <= segment_tokens <= LIMITS.tokens_per_segment:
+        largest = largest_segment_tokens(groups)
+        if not isinstance(segment_tokens, (int, np.integer)) or not 1 <= segment_tokens <= largest:
             raise UsageError(
                 "usage.argument",
-                "segment_tokens is out of range",
-                expected=f"1 to {LIMITS.tokens_per_segment}",
+                "segment_tokens is out of range for this cache",
+                expected=f"1 to {largest}",
                 found=segment_tokens,
             )
-        tokens = segment_tokens
+        tokens = int(segment_tokens)
     else:
         tokens = default_segment_tokens(groups, token_count)
     budget = 2**20 if tokens <= 1024 else 2**21
@@ -136,6 +145,13 @@ def plan_segmentation(
         heads = max(1, min(group.heads, budget // (group.head_dim * step)))
         cuts.append(GroupSegmentation(layers, heads))
     return Segmentation(tokens, tuple(cuts), order, alignment)
+
+
+def largest_segment_tokens(groups: Sequence[Group]) -> int:
+    """What ``decoded_bytes_per_segment`` leaves for the widest head of three layers."""
+    widest = max((group.head_dim * group.numpy_dtype.itemsize for group in groups), default=1)
+    bytes_per_token = widest * LIMITS.layers_per_segment
+    return max(1, min(LIMITS.tokens_per_segment, SEGMENT_LIMIT_BYTES // bytes_per_token))
 
 
 def default_segment_tokens(groups: Sequence[Group], token_count: int) -> int:

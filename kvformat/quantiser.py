@@ -29,6 +29,11 @@ from kvformat.sets import (
 
 LEVELS: Final = quant.geometric_levels()
 SINK_TOKENS: Final = 4
+SMALLEST_RMS: Final = SCALE_RANGE[0] / 0.05
+NEGLIGIBLE: Final = 1e-6
+"""Deviations below this part of the channel means are noise of the dtype, not information."""
+HEAD_REACH: Final = 4.0
+"""A head's step is at most the step that this multiple of its own deviation would get."""
 DEVIATIONS_HELD: Final = 6.0
 """A channel's step is widened so that this many standard deviations fit in 127 steps."""
 
@@ -54,6 +59,15 @@ def measure_layer(x: NDArray[Any], *, sinks: bool, where: str) -> LayerFacts:
             next_step=error.next_step,
         ) from None
     largest = float(np.abs(found.mean).max(initial=0))
+    if 0 < found.rms < SMALLEST_RMS and found.rms > largest * NEGLIGIBLE:
+        raise UsageError(
+            "input.range",
+            "the values are too small to be quantised",
+            where=where,
+            expected=f"a root mean square deviation of at least {SMALLEST_RMS:.1e}",
+            found=found.rms,
+            next_step="Write an exact track",
+        )
     if largest > BIAS_RANGE[1] or found.rms * 2 > SCALE_RANGE[1]:
         raise UsageError(
             "input.range",
@@ -74,12 +88,25 @@ def make_set(facts: Sequence[LayerFacts], relative_step: float) -> QuantisationS
     step = step.astype(np.float32).reshape(-1, 1, 1)
     deviation = np.sqrt(np.stack([item.variance for item in statistics]).astype(np.float64))
     needed = np.minimum(deviation * (DEVIATIONS_HELD / 127), SCALE_RANGE[1]).astype(np.float32)
-    scale = np.maximum(step, needed) if (needed > step).any() else step
+    scale = np.maximum(_head_steps(step, deviation), needed)
+    scale = step if (scale == step).all() else np.broadcast_to(scale, needed.shape).copy()
     bias = np.stack([item.mean for item in statistics])
     bias = np.where(np.abs(bias) < BIAS_RANGE[0], np.float32(0), bias).astype(np.float32)
     order = np.argsort(-deviation, axis=-1, kind="stable").astype(order_dtype(head_dim))
     zero = np.full((len(facts), 1, 1), quant.ZERO, np.int16)
     return QuantisationSet(heads, head_dim, scale, zero, bias, order, LEVELS)
+
+
+def _head_steps(step: NDArray[np.float32], deviation: NDArray[Any]) -> NDArray[np.float32]:
+    """The steps ``[n, H, 1]``: the layer's, or finer for a head that is far below its layer.
+
+    One head far above the others would otherwise decide the step of all of them.
+    """
+    heads = np.sqrt((deviation**2).mean(axis=2, keepdims=True))
+    layers = np.sqrt((deviation**2).mean(axis=(1, 2), keepdims=True))
+    part = np.minimum(1.0, HEAD_REACH * heads / np.maximum(layers, 2.0**-80))
+    finest = np.maximum(step * np.maximum(part, 2.0**-20), SCALE_RANGE[0])
+    return np.where(part < 1, finest, step).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,9 +95,10 @@ class DecoderProcess:
 
     def __init__(self) -> None:
         environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(item or str(Path.cwd()) for item in sys.path)
+        home = str(Path(__file__).resolve().parent.parent)
+        environment["PYTHONPATH"] = os.pathsep.join([*filter(os.path.isabs, sys.path), home])
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START],
+            [sys.executable, "-P", "-c", _START],  # -P: nothing is imported from where one stands
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -54,41 +54,58 @@ def _bad(message: str, expected: object, found: object) -> UsageError:
     return UsageError("usage.selection", message, expected=expected, found=found)
 
 
-def as_range(value: Range | slice | range | None, stop: int, what: str) -> Range:
-    """A half-open interval from what callers pass; None means all, negative bounds are refused."""
+def _number(value: object, what: str) -> int:
+    """A Python or numpy integer, and nothing that merely converts to one."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise _bad(f"{what} must be whole numbers", "an integer", ascii(value)[:60])
+    return int(value)
+
+
+def as_range(value: object, stop: int, what: str) -> Range:
+    """A half-open interval from what callers pass; None means all, negative bounds are refused.
+
+    Accepted are a pair ``(start, stop)``, a ``slice`` and a ``range`` with step 1.
+    """
     if value is None:
         return (0, stop)
     if isinstance(value, (slice, range)):
         if value.step not in (None, 1):
             raise _bad(f"{what} must be contiguous", "step 1", value.step)
-        value = (
+        pair: tuple[object, ...] = (
             0 if value.start is None else value.start,
             stop if value.stop is None else value.stop,
         )
-    try:
-        begin, end = (int(item) for item in value)
-    except (TypeError, ValueError):
-        raise _bad(f"{what} is not a pair of numbers", "(start, stop)", repr(value)) from None
+    elif isinstance(value, (tuple, list)) and len(value) == 2:
+        pair = tuple(value)
+    else:
+        raise _bad(f"{what} is not an interval", "(start, stop)", ascii(value)[:60])
+    begin, end = (_number(item, what) for item in pair)
     if not 0 <= begin <= end <= stop:
         raise _bad(f"{what} outside the artifact", f"inside [0, {stop})", f"[{begin}, {end})")
     return (begin, end)
 
 
-def select_layers(
-    groups: Sequence[Group], layers: Iterable[int] | Range | slice | range | None
-) -> frozenset[int] | None:
-    """Global layer numbers: an interval, or any other iterable of numbers; None means all."""
+def select_layers(groups: Sequence[Group], layers: object) -> frozenset[int] | None:
+    """Global layer numbers; None means all.
+
+    A tuple of two numbers, a ``slice`` or a ``range`` is an interval; a list, set or array is
+    taken member by member, in any order: the result is in ascending order of layers.
+    """
     if layers is None:
         return None
     held = {layer for group in groups for layer in group.layers}
     if isinstance(layers, (slice, range)) or (isinstance(layers, tuple) and len(layers) == 2):
         begin, end = as_range(layers, max(held) + 1, "layers")
         wanted = frozenset(range(begin, end))
+    elif isinstance(layers, (list, tuple, set, frozenset, np.ndarray)):
+        wanted = frozenset(_number(item, "layers") for item in layers)
     else:
-        wanted = frozenset(int(item) for item in layers)
+        raise _bad("layers are neither an interval nor a list", "(start, stop)", ascii(layers)[:60])
     missing = sorted(wanted - held)
     if missing:
-        raise _bad("layers that the artifact does not hold", f"some of {sorted(held)}", missing)
+        some = ", ".join(str(layer) for layer in sorted(held)[:12])
+        found = ", ".join(str(layer) for layer in missing[:12])
+        raise _bad("layers that the artifact does not hold", f"some of {some}", found)
     return wanted
 
 
@@ -105,7 +122,8 @@ def select(
     held_roles = {group.role for group in groups}
     wanted_roles = held_roles if roles is None else set(_names(roles))
     if not wanted_roles <= held_roles:
-        raise _bad("unknown roles", sorted(held_roles), sorted(wanted_roles - held_roles))
+        unknown = ", ".join(sorted(wanted_roles - held_roles))
+        raise _bad("unknown roles", ", ".join(sorted(held_roles)), unknown)
     chosen = [group for group in groups if group.role in wanted_roles]
     wanted_layers = select_layers(chosen, layers)
     wanted_tokens = as_range(tokens, token_count, "tokens")
@@ -132,8 +150,12 @@ def select(
     return tuple(result)
 
 
-def _names(roles: Iterable[str]) -> Iterable[str]:
-    return (roles,) if isinstance(roles, str) else roles
+def _names(roles: object) -> tuple[str, ...]:
+    if isinstance(roles, str):
+        return (roles,)
+    if isinstance(roles, (list, tuple, set, frozenset)) and all(type(r) is str for r in roles):
+        return tuple(roles)
+    raise _bad("roles are no list of names", "key, value, ...", ascii(roles)[:60])
 
 
 def _held_heads(group: Group, heads: Range | slice | range | None) -> Range:

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
-from urllib.parse import unquote, urlsplit
 
 from kvformat.errors import KvformatError, StorageError, UsageError
 
@@ -53,17 +52,24 @@ class Source(Protocol):
 
 def local_path(url: str) -> Path | None:
     """The local path behind ``url``, or None if it names another kind of storage."""
-    if url.startswith(("file://", "local://")):
-        return Path(unquote(urlsplit(url).path))
-    head = url.split("::", 1)[0]
-    if "::" in url and head.replace("+", "").isalnum():
+    for scheme in ("file://", "local://"):
+        if url.startswith(scheme):
+            return Path(url[len(scheme) :])
+    if "://" in url:
         return None
-    return None if "://" in url else Path(url)
+    if "::" in url:
+        import fsspec
+
+        if url.split("::", 1)[0] in fsspec.available_protocols():
+            return None
+    return Path(url)
 
 
 @contextlib.contextmanager
-def storage_errors(name: str, code: str, doing: str) -> Iterator[None]:
-    """Turn whatever a file system or network library raises into a ``StorageError``."""
+def storage_errors(
+    name: str, code: str, doing: str, kind: type[Exception] = OSError
+) -> Iterator[None]:
+    """Turn what a file system, or with ``kind`` a network library, raises into a StorageError."""
     try:
         yield
     except KvformatError:
@@ -79,7 +85,7 @@ def storage_errors(name: str, code: str, doing: str) -> Iterator[None]:
             where=name,
             next_step="Choose another name, or allow overwriting",
         ) from error
-    except Exception as error:
+    except kind as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise StorageError(code, f"{doing} failed: {reason}", where=name) from error
 
@@ -156,7 +162,7 @@ class FsspecSource:
 
         self._url = url
         try:
-            with storage_errors(url, "io.read", "opening the URL"):
+            with storage_errors(url, "io.read", "opening the URL", Exception):
                 self._fs, self._path = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
         except StorageError as error:
             if not isinstance(error.__cause__, (ValueError, ImportError)):
@@ -200,7 +206,7 @@ class FsspecSource:
         return len(data) <= 1
 
     def _cat(self, offset: int, length: int) -> bytes:
-        with storage_errors(self._url, "io.read", "reading"):
+        with storage_errors(self._url, "io.read", "reading", Exception):
             return bytes(self._fs.cat_file(self._path, start=offset, end=offset + length))
 
     def close(self) -> None:
@@ -242,15 +248,24 @@ class BytesSource:
         """Nothing is open."""
 
 
+def as_text(url: object) -> str:
+    """The path or URL as a string; raises ``usage.argument`` for anything else."""
+    text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
+    if isinstance(text, str) and text and "\0" not in text:
+        with contextlib.suppress(UnicodeEncodeError):
+            os.fsencode(text)
+            return text
+    raise UsageError("usage.argument", "this is not a path or URL", found=ascii(url)[:80])
+
+
 def open_source(
-    url: str | os.PathLike[str] | bytes, storage_options: Mapping[str, Any] | None = None
+    url: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Source:
     """The source behind a path, an fsspec URL, or the bytes of an artifact."""
-    if isinstance(url, bytes):
-        return BytesSource(url)
-    text = os.fspath(url)
-    if "\0" in text or not text:
-        raise UsageError("usage.argument", "this is not a path or URL", found=ascii(text[:80]))
+    if isinstance(url, (bytes, bytearray, memoryview)):
+        return BytesSource(bytes(url))
+    text = as_text(url)
     path = local_path(text)
     return LocalSource(path) if path is not None else FsspecSource(text, storage_options)
 
@@ -263,7 +278,7 @@ def spool(near: Path | None = None) -> IO[bytes]:
 
 def spool_directory(url: str | os.PathLike[str]) -> Path | None:
     """Where spools for an artifact at ``url`` belong: beside it if it is local."""
-    path = local_path(os.fspath(url))
+    path = local_path(as_text(url))
     if path is None:
         return None
     if not path.parent.is_dir():
@@ -275,16 +290,14 @@ def spool_directory(url: str | os.PathLike[str]) -> Path | None:
 
 def ensure_absent(url: str | os.PathLike[str], *, overwrite: bool) -> None:
     """Refuse early a local target that exists (PUB-3); ``publish`` checks again, atomically."""
-    path = local_path(os.fspath(url))
-    if path is not None and path.exists() and not path.is_file():
-        raise StorageError("io.exists", "the target is not a regular file", where=str(path))
-    if path is not None and not overwrite and path.exists():
-        raise StorageError(
-            "io.exists",
-            "the target exists already",
-            where=str(path),
-            next_step="Choose another name, or allow overwriting",
-        )
+    path = local_path(as_text(url))
+    if path is None:
+        return
+    with storage_errors(str(path), "io.write", "looking at the target"):
+        if path.exists() and not path.is_file():
+            raise StorageError("io.exists", "the target is not a regular file", where=str(path))
+        if not overwrite and path.exists():
+            raise FileExistsError(str(path))
 
 
 def publish(
@@ -295,26 +308,39 @@ def publish(
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Call ``write`` with a seekable file and make the result visible at ``url`` in one step."""
-    text = os.fspath(url)
+    text = as_text(url)
     path = local_path(text)
     if path is not None:
         _publish_local(path, write, overwrite=overwrite)
         return
     import fsspec
 
-    with spool() as file, storage_errors(text, "io.write", "uploading"):
+    with spool() as file:
         write(file)
         file.seek(0)
-        fs, remote = fsspec.core.url_to_fs(text, **dict(storage_options or {}))
-        if not overwrite and fs.exists(remote):
-            raise FileExistsError(text)
-        with fs.open(remote, "wb") as target:
-            shutil.copyfileobj(file, target, COPY_BYTES)
+        with storage_errors(text, "io.write", "uploading", Exception):
+            fs, remote = fsspec.core.url_to_fs(text, **dict(storage_options or {}))
+            if not overwrite and fs.exists(remote):
+                raise FileExistsError(text)
+            _upload(file, fs.open(remote, "wb"))
+
+
+def _upload(file: IO[bytes], target: Any) -> None:
+    """Copy all of ``file``; whatever interrupts it, the remote name stays as it was."""
+    try:
+        shutil.copyfileobj(file, target, COPY_BYTES)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            target.discard()
+        target.closed = True  # or closing would commit what is there
+        raise
+    target.close()
 
 
 def _publish_local(path: Path, write: Callable[[IO[bytes]], None], *, overwrite: bool) -> None:
     with storage_errors(str(path), "io.write", "writing"):
-        temporary = path.parent / f".{path.name[:80]}.{secrets.token_hex(8)}.tmp"
+        path = path.resolve() if overwrite and path.is_symlink() else path
+        temporary = path.parent / f".{secrets.token_hex(8)}.kvf.tmp"
         try:
             with temporary.open("xb") as file:
                 write(file)

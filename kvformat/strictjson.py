@@ -18,7 +18,7 @@ from kvformat.limits import LIMITS
 
 KEY_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _INTEGER: Final = re.compile(r"0|[1-9][0-9]*")
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _NESTING: Final = np.zeros(256, np.int8)
 _NESTING[list(b"[{")] = 1
 _NESTING[list(b"]}")] = -1
@@ -88,12 +88,14 @@ def _syntax(message: str, where: str) -> InvalidError:
 
 
 def _check_depth(data: bytes, where: str) -> None:
-    """Refuse deep nesting before the recursive parser sees it (JSN-8).
+    """Refuse deep nesting and too many values before the parser sees them (JSN-8, JSN-12).
 
     Strings are blanked first, so what is counted is exact for JSON; other text fails below anyway.
     """
     bare = np.frombuffer(_STRING.sub(_blank, data), np.uint8)
     steps = _NESTING[bare]
+    values = 1 + int(np.count_nonzero(steps == 1)) + int(np.count_nonzero(bare == ord(",")))
+    LIMITS.check("json_values", values, where)
     places = np.flatnonzero(steps)
     depth = np.cumsum(steps[places], dtype=np.int64)
     deep = np.flatnonzero(depth > LIMITS.json_depth)

@@ -165,8 +165,7 @@ def chain_hashes(
 ) -> tuple[str, ...]:
     """h(1), h(2), ... over ``token_ids`` uint32 ``[T]`` (TOK-1 to TOK-6).
 
-    The caller cuts off the hashes behind a content span without a digest; here such a span
-    contributes 32 zero bytes.
+    The chain ends before the first block that shares a position with a span without a digest.
     """
     ids = np.array(token_ids, dtype="<u4", copy=True)
     if (ids == CONTENT_TOKEN_ID).any():
@@ -185,7 +184,9 @@ def chain_hashes(
         message = link + len(block).to_bytes(4, "little") + block.tobytes()
         for span in content:
             if span.start < end and span.start + span.count > begin:
-                raw = bytes.fromhex(span.digest.split(":")[1]) if span.digest else bytes(32)
+                if span.digest is None:
+                    return tuple(hashes)
+                raw = bytes.fromhex(span.digest.split(":")[1])
                 message += raw + span.start.to_bytes(8, "little") + span.count.to_bytes(8, "little")
         link = keyed_digest(key, message)
         hashes.append(link.hex())

@@ -18,7 +18,6 @@ from kvformat.digests import digest, digest_all
 from kvformat.encoder import raw_bytes
 from kvformat.errors import InvalidError
 from kvformat.expectations import Expectation, require_agreement
-from kvformat.groups import Group
 from kvformat.sandbox import SandboxedCodec
 from kvformat.segments import check_strictly, decode_segment
 from kvformat.tables import SegmentRecord
@@ -274,10 +273,7 @@ class _Verifier:
         track = next((item for item in self.manifest.tracks if item.quality == EXACT), None)
         if track is None:
             return
-        layers = (
-            item for group in self.manifest.groups for item in self._layer_digests(track, group)
-        )
-        found = digest_all(layers).hex()
+        found = digest_all(self._layer_digests(track)).hex()
         if found != self.manifest.source_digest:
             raise InvalidError(
                 "data.source",
@@ -287,29 +283,32 @@ class _Verifier:
                 found=found,
             )
 
-    def _layer_digests(self, track: Track, group: Group) -> Iterator[bytes]:
-        """BLAKE3 per layer, over one layer run and one token block at a time."""
-        count, step = self.manifest.tokens.count, self.manifest.segmentation.tokens
-        run = self.manifest.segmentation.groups[self.manifest.group_index(group.name)].layers
-        start, stop = (0, count) if group.tokens.kind == "state" else group.held(count)
-        blocks = range(start - start % step, stop, step) if group.tokens.kind != "state" else (0,)
-        for first in range(0, len(group.layers), run):
-            layers = group.layers[first : first + run]
-            hashers = [blake3() for _ in layers]
-            for block in blocks:
-                tokens = (max(block, start), min(block + step, stop))
-                part = self.artifact.read(
-                    tokens=tokens,
-                    layers=list(layers),
-                    roles=(group.role,),
-                    track=track.name,
-                    allow_partial=True,
-                    unverified=True,
-                    workers=1,
-                )
-                for hasher, array in zip(hashers, part[group.name], strict=True):
-                    hasher.update(raw_bytes(array))
-            yield from (hasher.digest() for hasher in hashers)
+    def _layer_digests(self, track: Track) -> Iterator[bytes]:
+        """BLAKE3 of each layer's tensor, group by group, one token block at a time (CID-1)."""
+        fields = self.artifact.grid.fields
+        order = np.lexsort(
+            tuple(fields[name] for name in ("head_start", "token_start", "layer_index", "group"))
+        )
+        table = self.artifact.segment_table(track)
+        for number, group in enumerate(self.manifest.groups):
+            mine = order[fields["group"][order] == number]
+            run = self.manifest.segmentation.groups[number].layers
+            for first in range(0, len(group.layers), run):
+                hashers = [blake3() for _ in group.layers[first : first + run]]
+                records = mine[fields["layer_index"][mine] == first]
+                for block in np.split(
+                    records, np.flatnonzero(np.diff(fields["token_start"][records])) + 1
+                ):
+                    parts = [self._exact_bytes(track, table[int(index)]) for index in block]
+                    if parts:
+                        for hasher, layer in zip(hashers, np.concatenate(parts, 2), strict=True):
+                            hasher.update(raw_bytes(layer))
+                yield from (hasher.digest() for hasher in hashers)
+
+    def _exact_bytes(self, track: Track, record: SegmentRecord) -> np.ndarray[Any, Any]:
+        """The restored bytes of an exact segment, ``[layer, token, head, dim, byte]``."""
+        data = self.artifact.segment_bytes(record)
+        return decode_segment(self.artifact.context(track, record), data).decoded.integers
 
     def _not_checked(self, expect: Expectation | None) -> Iterator[str]:
         """What a person must not read into ``ok``."""

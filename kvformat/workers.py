@@ -25,8 +25,9 @@ def cores() -> int:
 
 def worker_count(requested: int | None, bytes_per_worker: int) -> int:
     """Workers allowed by the caller, the cores and ``MEMORY_BUDGET_BYTES``; at least one."""
-    if requested is not None and requested < 1:
-        raise UsageError("usage.argument", "workers must be at least 1", found=requested)
+    if requested is not None and (type(requested) is not int or requested < 1):
+        found = ascii(requested)[:60]
+        raise UsageError("usage.argument", "workers must be at least 1", found=found)
     wanted = requested or cores()
     return max(1, min(wanted, MEMORY_BUDGET_BYTES // max(bytes_per_worker, 1)))
 

@@ -17,12 +17,18 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvformat.cache import Cache, Restored, check_cache
+from kvformat.cache import Cache, GroupTensors, Restored, check_cache, native
 from kvformat.codecs.registry import CODECS
 from kvformat.digests import digest
+from kvformat.drafting import (
+    checked_extensions,
+    checked_identity,
+    make_tokens,
+    make_valid_lengths,
+    whole_number,
+)
 from kvformat.encoder import Job, encode_all, prepare
 from kvformat.errors import InvalidError, UsageError
-from kvformat.expectations import token_array
 from kvformat.fields import float64_bits
 from kvformat.groups import Segmentation
 from kvformat.header import HEADER_BYTES, Header, align
@@ -45,8 +51,17 @@ from kvformat.storage import (
     spool_directory,
     storage_errors,
 )
-from kvformat.tables import COORDINATES, SEGMENT_DTYPE, SET_DTYPE, place
-from kvformat.tokens import BLOCK_TOKENS, Chain, ContentSpan, Tokens, chain_hashes
+from kvformat.tables import (
+    COORDINATES,
+    SEGMENT_DTYPE,
+    SET_DTYPE,
+    TableSpan,
+    parse_segment_table,
+    parse_set_table,
+    place,
+    table_spans,
+)
+from kvformat.tokens import ContentSpan
 from kvformat.tracks import EXACT, Quality, Track
 
 GENERATOR: Final = "kvformat-python 0.9.0"
@@ -103,17 +118,21 @@ def write(
 
     ``cache`` is a canonical array ``[2, L, T, H, D]``, a mapping of tensors ``[T, H, D]`` named
     ``layers.{i}.{role}``, a ``Cache``, or what ``Artifact.read`` returned, whose lineage is then
-    kept; with plain arrays that came from a lossy track, give ``lineage`` (LIN-1). ``identity`` says what it is the KV of. ``token_ids``
-    are those of the sequence from position 0, ``first_position`` + T in number; an identity of
-    kind ``tokens`` requires them. ``salt`` is the tenant's secret. ``tracks`` are names like
-    ``near-lossless/hevc`` or ``exact/zstd``; a codec alone means ``quality``. ``progress`` is
-    called with segments done and in all.
+    kept; with plain arrays that came from a lossy track, give ``lineage`` (LIN-1). ``identity``
+    says what it is the KV of. ``token_ids`` are those of the sequence from position 0 on,
+    ``first_position`` + T in number; an identity of kind ``tokens`` requires them. ``salt`` is
+    the tenant's secret. ``tracks`` are names like ``near-lossless/hevc`` or ``exact/zstd``; a
+    codec alone means ``quality``. ``progress`` is called with segments done and in all.
 
     Raises ``UsageError`` for input that cannot be stored (``input.non-finite`` names the place)
     and ``StorageError``; no file is left behind then.
     """
     started = time.monotonic()
     named = parse_tracks(tracks, quality)
+    identity = checked_identity(identity)
+    first_position = whole_number(first_position, "first_position")
+    if not isinstance(salt, bytes):
+        raise UsageError("usage.argument", "the salt is not bytes", found=type(salt).__name__)
     ensure_absent(url, overwrite=overwrite)
     source = as_cache(cache, first_position)
     if lineage is None and isinstance(cache, Restored):
@@ -141,9 +160,9 @@ def write(
         source_digest="",
         content_id="",
         data_bytes=0,
-        valid_lengths=_valid_lengths(source, valid_lengths),
+        valid_lengths=make_valid_lengths(source, valid_lengths),
         lineage=lineage or Lineage(),
-        extensions=dict(extensions or {}),
+        extensions=checked_extensions(extensions),
         generator=GENERATOR,
     )
     with ExitStack() as stack:
@@ -160,6 +179,7 @@ def write(
         spools = [stack.enter_context(spool(near)) for _ in plans]
         records = _encode(job, spools, workers, progress)
         front = _Front.make(draft, job, records)
+        front.check(job)
         publish(
             url,
             lambda file: front.write(file, spools),
@@ -182,78 +202,16 @@ def as_cache(
     """The input as a ``Cache``."""
     if isinstance(cache, Cache):
         check_cache(cache)
-        return cache
+        groups = (
+            GroupTensors(item.group, tuple(native(array) for array in item.layers))
+            for item in cache.groups
+        )
+        return Cache(cache.token_count, tuple(groups))
     if isinstance(cache, Restored):
         return cache.as_cache(first_position)
     if isinstance(cache, Mapping):
         return Cache.from_tensors(cache, first_position=first_position)
     return Cache.from_kv(cache)
-
-
-def make_tokens(
-    identity: Identity,
-    count: int,
-    *,
-    token_ids: ArrayLike | None,
-    salt: bytes,
-    first_position: int,
-    content: tuple[ContentSpan, ...],
-) -> Tokens:
-    """The tokens object with its chain (TOK-1 to TOK-9); raises ``input.identity``."""
-    if identity.kind != "tokens":
-        if token_ids is not None:
-            raise UsageError(
-                "input.identity",
-                "token ids are given, but the identity is not of kind tokens",
-                found=identity.kind,
-            )
-        mine = tuple(span for span in content if span.start >= first_position)
-        return Tokens(count, first_position, None, mine)
-    if token_ids is None:
-        raise UsageError(
-            "input.identity",
-            "an identity of kind tokens needs the token ids",
-            next_step="Give token_ids, or set kind to unbound: readers then cannot verify tokens",
-        )
-    ids = token_array(token_ids)
-    if len(ids) != first_position + count:
-        raise UsageError(
-            "input.identity",
-            "the token ids do not fit the cache",
-            expected=f"{first_position + count} ids, from position 0 on",
-            found=len(ids),
-            next_step="Check the axes too: [2, layers, tokens, heads, head_dim]",
-        )
-    if first_position % BLOCK_TOKENS:
-        raise UsageError(
-            "input.identity",
-            "the first position is not at a block boundary",
-            expected=f"a multiple of {BLOCK_TOKENS}",
-            found=first_position,
-        )
-    hashes = chain_hashes(identity, ids, salt, content=content)
-    before = first_position // BLOCK_TOKENS
-    draft = Tokens(
-        count,
-        first_position,
-        None,
-        tuple(span for span in content if span.start >= first_position),
-    )
-    held = hashes[before : before + draft.chained_blocks()]
-    parent = hashes[before - 1] if before else None
-    return replace(draft, chain=Chain(held, bool(salt), parent))
-
-
-def _valid_lengths(cache: Cache, given: Sequence[int] | None) -> tuple[int, ...] | None:
-    if any(item.group.tokens.kind != "all" for item in cache.groups):
-        return tuple(sorted({*(given or ()), cache.token_count}))
-    if given is not None:
-        raise UsageError(
-            "usage.argument",
-            "valid_lengths belong to caches with window or state groups only",
-            found=list(given)[:8],
-        )
-    return None
 
 
 def _check_draft(draft: Manifest, job: Job) -> None:
@@ -282,21 +240,21 @@ def _encode(
     for table in records:
         for name in COORDINATES:
             table[name] = job.grid.fields[name]
-    with storage_errors("temporary file", "io.write", "writing"):
-        for number, (_, segments) in enumerate(encode_all(job, workers)):
-            for file, table, segment in zip(spools, records, segments, strict=True):
+    for number, (_, segments) in enumerate(encode_all(job, workers)):
+        for file, table, segment in zip(spools, records, segments, strict=True):
+            with storage_errors("temporary file", "io.write", "writing"):
                 file.write(bytes(align(file.tell(), alignment) - file.tell()))
                 file.write(segment.side)
                 file.write(segment.payload)
-                row = table[number]
-                row["stored_bytes"] = segment.stored_bytes
-                row["side_bytes"] = len(segment.side)
-                row["set_index"] = segment.set_index
-                row["layout"] = segment.layout
-                row["digest"] = segment.digest
-                row["integer_digest"] = segment.integer_digest
-            if progress is not None:
-                progress(number + 1, total)
+            row = table[number]
+            row["stored_bytes"] = segment.stored_bytes
+            row["side_bytes"] = len(segment.side)
+            row["set_index"] = segment.set_index
+            row["layout"] = segment.layout
+            row["digest"] = segment.digest
+            row["integer_digest"] = segment.integer_digest
+        if progress is not None:
+            progress(number + 1, total)
     return records
 
 
@@ -367,6 +325,22 @@ class _Front:
         header = Header(data_start + cursor, len(raw), len(joined), digest(raw))
         return _Front(header, manifest, joined, bytes(set_bytes), tuple(starts))
 
+    def check(self, job: Job) -> None:
+        """What a reader will check of the tables, before anything is published (LIM-1)."""
+        spans = table_spans(self.manifest, 0)
+        sets = {
+            item.name: parse_set_table(_cut(self.tables, spans[item.name]), self.manifest, item)
+            for item in self.manifest.qualities
+        }
+        for track in self.manifest.tracks:
+            parse_segment_table(
+                _cut(self.tables, spans[track.name]),
+                self.manifest,
+                track,
+                sets=sets[track.quality],
+                grid=job.grid,
+            )
+
     def write(self, file: IO[bytes], spools: list[IO[bytes]]) -> None:
         """Data first, front last: an interrupted file does not start with the magic."""
         front = self.header.to_bytes() + self.manifest.to_bytes() + self.tables
@@ -378,6 +352,10 @@ class _Front:
             copy_into(source, file)
         file.seek(0)
         file.write(front)
+
+
+def _cut(tables: bytes, span: TableSpan) -> bytes:
+    return tables[span.offset : span.offset + span.size_bytes]
 
 
 def _set_table(

@@ -20,7 +20,7 @@ from kvformat.cli.options import (
 from kvformat.cli.outputs import check_target, require_suffix, write_npy, write_safetensors
 from kvformat.cli.show import emit, facts, heading, say
 from kvformat.cli.statements import restored_metadata
-from kvformat.cli.text import warn
+from kvformat.cli.text import warn, write_json
 from kvformat.dtypes import DTYPES
 from kvformat.errors import UsageError
 
@@ -40,6 +40,7 @@ class Options:
     check: bool
     overwrite: bool
     workers: int | None
+    as_json: bool
 
 
 @click.command(name="decode")
@@ -69,9 +70,12 @@ class Options:
 @click.option("--check", is_flag=True, help="Also compare the digests of the decoded integers.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON object.")
 @expectation_options
 def command(url: str, output: str, **given: Any) -> None:
-    """Restore the cache in the artifact URL, bit for bit, to a file.
+    """Restore the cache in the artifact URL to a file, exactly as the artifact defines it.
+
+    Every reader restores the same bits of a track. Those of an exact track are the source's.
 
     A .npy file holds one array [2, layers, tokens, heads, head_dim]; a .safetensors file any
     cache, as tensors layers.0.key and so on, with the digest of the manifest as metadata.
@@ -79,13 +83,19 @@ def command(url: str, output: str, **given: Any) -> None:
     expected = {key: given.pop(key) for key in list(given) if key in EXPECTATION_KEYS}
     options = Options(**given)
     suffix = require_suffix(output, ".npy", ".safetensors")
-    check_target(output, url, overwrite=options.overwrite)
     expect = make_expectation(**expected)
+    check_target(output, url, overwrite=options.overwrite)
     started = time.monotonic()
     with open_artifact(url, expect=expect) as artifact:
         restored = _read(artifact, options)
         _write(output, suffix, artifact, restored, overwrite=options.overwrite)
-        _show(output, suffix, artifact, restored, seconds=time.monotonic() - started)
+        seconds = time.monotonic() - started
+        if options.as_json:
+            write_json(_verdict(output, artifact, restored, options, seconds=seconds))
+        else:
+            _show(output, suffix, artifact, restored, seconds=seconds)
+        if artifact.manifest.identity.kind != "tokens":
+            warn("tokens are not verified: the artifact does not say which tokens it holds")
 
 
 def _closed(wanted: slice | None, what: str, first: int, stop: int) -> slice | None:
@@ -126,7 +136,7 @@ def _write(
     output: str, suffix: str, artifact: Artifact, restored: Restored, *, overwrite: bool
 ) -> None:
     if suffix == ".safetensors":
-        metadata = restored_metadata(artifact.manifest, artifact.manifest_digest, restored.track)
+        metadata = restored_metadata(artifact.manifest, artifact.manifest_digest, restored)
         write_safetensors(output, restored.tensors(), metadata, overwrite=overwrite)
         return
     try:
@@ -141,11 +151,57 @@ def _write(
     write_npy(output, array, overwrite=overwrite)
 
 
+def _verdict(
+    output: str, artifact: Artifact, restored: Restored, options: Options, *, seconds: float
+) -> dict[str, Any]:
+    """As ``schema/verdict.schema.json`` has it."""
+    manifest = artifact.manifest
+    not_checked = ["artifact: what this part does not need; kvformat verify checks all bytes"]
+    if not options.check:
+        not_checked.append("integers: their digests; --check compares them")
+    if artifact.verified_length is None:
+        not_checked.append("tokens: no token ids were given, or the artifact does not hold them")
+    groups = {
+        name: {
+            "dtype": item.group.dtype,
+            "role": item.group.role,
+            "shape": list(item.array.shape),
+            "layers": list(item.layers),
+            "token_start": item.token_start,
+            "head_start": item.head_start,
+        }
+        for name, item in restored.groups.items()
+    }
+    return {
+        "verdict": "ok",
+        "code": None,
+        "message": "restored, and every byte that was used agrees with its digest",
+        "where": "",
+        "expected": None,
+        "found": None,
+        "next_step": "",
+        "report": {
+            "artifact": {
+                "name": artifact.name,
+                "manifest_digest": artifact.manifest_digest,
+                "content_id": manifest.content_id,
+                "track": restored.track,
+                "verified_tokens": artifact.verified_length,
+                "output": output,
+                "seconds": round(seconds, 3),
+                "groups": groups,
+                "lineage": restored.lineage.to_json(),
+            },
+            "checked": {"values": sum(item.array.size for item in restored.groups.values())},
+            "not_checked": not_checked,
+        },
+    }
+
+
 def _show(
     output: str, suffix: str, artifact: Artifact, restored: Restored, *, seconds: float
 ) -> None:
     """What was written, and what to know before it is used."""
-    manifest = artifact.manifest
     dtypes = sorted({item.group.dtype for item in restored.groups.values()})
     shapes = ", ".join(f"{name} {list(item.shape)}" for name, item in restored.items())
     rows = [("track", restored.track), ("groups", shapes), ("dtype", ", ".join(dtypes))]
@@ -159,5 +215,3 @@ def _show(
     quality = restored.track.split("/")[0]
     if suffix == ".npy" and quality != "exact":
         say(f"lossy: when you encode these values again, give --lossy-source {quality}")
-    if manifest.identity.kind != "tokens":
-        warn("tokens are not verified: the artifact does not say which tokens it holds")

@@ -12,13 +12,20 @@ from kvformat.cli.options import read_salt, read_token_ids
 from kvformat.cli.outputs import check_target
 from kvformat.cli.show import emit, facts, heading, progress, say, table
 from kvformat.cli.sizes import COLUMNS, count_raw_bytes, track_row, track_sizes
-from kvformat.cli.statements import Given, make_identity, source_lineage, token_ids_of
+from kvformat.cli.statements import (
+    Given,
+    make_identity,
+    parse_lineage,
+    source_lineage,
+    token_ids_of,
+)
 from kvformat.cli.text import warn, write_json
 from kvformat.dtypes import DTYPES
 from kvformat.errors import UsageError
 from kvformat.groups import ALIGNMENTS, ORDERS
 from kvformat.limits import LIMITS
-from kvformat.planning import DEFAULT_QUALITY, DEFAULT_TRACKS
+from kvformat.planning import DEFAULT_QUALITY, DEFAULT_TRACKS, parse_tracks
+from kvformat.tracks import EXACT
 from kvformat.writer import WriteReport, write
 
 UNBOUND = "tokens are not verified: no token ids are known, so no reader can check which prompt"
@@ -64,19 +71,24 @@ NATURAL = click.IntRange(min=0, max=LIMITS.tokens)
     default=",".join(DEFAULT_TRACKS),
     show_default=True,
     metavar="T,T",
-    help="Tracks to write: near-lossless/hevc, or a short form: hevc, zstd or stored in "
-    "--quality, or exact.",
+    help="Tracks to write, with commas: QUALITY/CODEC, for example balanced/zstd. Short forms: a "
+    "codec alone (hevc, zstd, stored) means that codec in --quality; exact means exact/zstd. zstd "
+    "is the fast one on a CPU, hevc is for video engines, stored is not compressed.",
 )
 @click.option(
     "--quality",
     default=DEFAULT_QUALITY,
     show_default=True,
     metavar="Q",
-    help="high, near-lossless, balanced, small or exact.",
+    help="Quality of the codecs in --tracks that name none: high, near-lossless, balanced, small "
+    "or exact, explained below.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
-    "--model", metavar="ID", help="The model that made the cache. Default: the file's model_id."
+    "--model",
+    metavar="ID",
+    help="The model that made the cache. Needed, unless the metadata of a .safetensors file has a "
+    "model_id.",
 )
 @click.option("--revision", metavar="TEXT", help="Revision of the model.")
 @click.option("--weights-digest", metavar="HASH", help="sha256:... or blake3:... of the weights.")
@@ -135,16 +147,49 @@ def command(source: str, target: str, **given: Any) -> None:
 
     IN is a .npy file with an array [2, layers, tokens, heads, head_dim], keys first, or a
     .safetensors file with tensors [tokens, heads, head_dim] named layers.0.key and so on.
+
+    A .npy file says nothing about its cache, so --model is needed. A .safetensors file can name
+    the model and more. Options win over it, and with another --model its revision, weights,
+    tokenizer and num_layers are left aside:
+
+    \b
+      metadata model_id                  the model; without it --model is needed
+      metadata revision                  its revision
+      metadata weights_digest            sha256:... or blake3:... of its weights
+               or weights_sha256         the same, SHA-256 as bare digits
+      metadata tokenizer_id              the tokenizer
+      metadata num_layers                layers of the whole model
+      metadata keys_rotated, rope_type,
+               with tensor inv_freq      how positions were put into the keys
+      metadata kvformat.lineage          which lossy track it was restored from
+      tensor   token_ids                 ids of the tokens, from position 0 on
+
+    Qualities, with the bits per value measured on SmolLM2-135M (2,048 tokens of bfloat16):
+
+    \b
+      high           about 4.9  half the step of near-lossless
+      near-lossless  about 3.9  the model diverges about as with an fp8 cache
+      balanced       about 2.4  ten times that divergence
+      small          about 1.8  coarser still; compare your model's answers
+      exact         about 10.7  every bit of the source
+
+    One small model is no proof: measure yours (tools/model_check.py).
     """
     options = Options(**given)
+    parse_tracks(options.tracks, options.quality)  # a wrong request is reported before OUT
+    if options.lossy_source is not None:
+        parse_lineage(options.lossy_source)
     check_target(target, source, overwrite=options.overwrite)
     report, bound = _encode(source, target, options)
+    large = _larger_than_raw(report)
     if options.as_json:
         write_json(_as_json(target, report))
     else:
         _show(target, report)
     if not bound:
         warn(f"{UNBOUND} this cache is of. Give --token-ids to bind it")
+    if large:
+        warn(large)
 
 
 def _encode(source: str, target: str, options: Options) -> tuple[WriteReport, bool]:
@@ -183,7 +228,9 @@ def _encode(source: str, target: str, options: Options) -> tuple[WriteReport, bo
             tracks=options.tracks,
             quality=options.quality,
             first_position=options.first_position,
-            lineage=source_lineage(options.lossy_source, found),
+            lineage=source_lineage(found)
+            if options.lossy_source is None
+            else parse_lineage(options.lossy_source),
             segment_tokens=options.segment_tokens,
             order=options.order,
             alignment=int(options.alignment),
@@ -192,6 +239,24 @@ def _encode(source: str, target: str, options: Options) -> tuple[WriteReport, bo
             progress=step,
         )
     return report, token_ids is not None
+
+
+def _larger_than_raw(report: WriteReport) -> str:
+    """What to say when quantising made the cache larger: mostly the axes are in a wrong order."""
+    manifest = report.manifest
+    raw = count_raw_bytes(manifest)
+    qualities = {track.name: track.quality for track in manifest.tracks}
+    sizes = [item for item in track_sizes(manifest) if qualities[item.name] != EXACT]
+    size = max(sizes, key=lambda item: item.size_bytes, default=None)
+    if size is None or size.size_bytes <= raw:
+        return ""
+    group = manifest.groups[0]
+    return (
+        f"track {size.name} is larger than the raw cache ({size.size_bytes:,} and {raw:,} bytes), "
+        "so the axes are probably in another order than [2, layers, tokens, heads, head_dim]: "
+        f"this was read as {len(group.layers)} layers, {manifest.tokens.count:,} tokens, "
+        f"{group.heads} heads, head_dim {group.head_dim}. Very few tokens have the same effect"
+    )
 
 
 def _as_json(target: str, report: WriteReport) -> dict[str, Any]:

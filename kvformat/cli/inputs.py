@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvformat.cache import Cache
 from kvformat.cli.options import NPY_MAGIC
 from kvformat.dtypes import DTYPES
-from kvformat.errors import UsageError
+from kvformat.errors import KvformatError, UsageError
 from kvformat.storage import local_path, storage_errors
 
 SAFETENSORS_DTYPES: Final = {
@@ -89,13 +89,10 @@ def open_npy(path: Path) -> NDArray[Any]:
     try:
         with storage_errors(str(path), "io.read", "opening the array"):
             return _map_npy(path)
-    except UsageError:
+    except KvformatError:
         raise
     except Exception as error:
-        cause = error.__cause__
-        if cause is None or isinstance(cause, OSError):
-            raise
-        raise _unreadable(path, "the .npy file cannot be read", found=cause) from None
+        raise _unreadable(path, "the .npy file cannot be read", found=error) from None
 
 
 def _map_npy(path: Path) -> NDArray[Any]:

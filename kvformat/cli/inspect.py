@@ -14,6 +14,7 @@ from kvformat.cli.text import write_json
 from kvformat.groups import Extent, Group
 from kvformat.layout import Layout
 from kvformat.manifest import Manifest
+from kvformat.tokens import BLOCK_TOKENS
 
 
 @click.command(name="inspect")
@@ -28,7 +29,7 @@ def command(url: str, *, as_json: bool) -> None:
         if as_json:
             write_json(_as_json(artifact))
         else:
-            _show(artifact)
+            show(artifact, artifact.name)
 
 
 def _as_json(artifact: Artifact) -> dict[str, Any]:
@@ -47,9 +48,10 @@ def _as_json(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def _show(artifact: Artifact) -> None:
+def show(artifact: Artifact, name: str) -> None:
+    """The view for people, under the title ``name``."""
     manifest = artifact.manifest
-    heading(artifact.name)
+    heading(name)
     emit(facts(_file_facts(artifact)), "")
     heading("Identity: what this is the cache of")
     emit(facts(_identity_facts(manifest)), "")
@@ -112,7 +114,9 @@ def _binding(manifest: Manifest) -> str:
     kind, chain = manifest.identity.kind, manifest.tokens.chain
     if chain is not None:
         salt = "salted" if chain.salted else "not salted, so it confirms a guessed prompt"
-        return f"prefix chain, {len(chain.hashes):,} x 256 tokens; {salt}"
+        count = len(chain.hashes)
+        blocks = f"{count:,} block{'' if count == 1 else 's'} of up to {BLOCK_TOKENS} tokens"
+        return f"prefix chain, {blocks}; {salt}"
     key = manifest.identity.engine_key
     if key is not None:
         place = f"rank {key.rank} of {key.world_size}"

@@ -15,6 +15,7 @@ import click
 
 from kvformat import FORMAT_VERSION, __version__
 from kvformat.cli.failure import DEBUG_VARIABLE, answer
+from kvformat.errors import UsageError
 
 COMMANDS: Final = {
     "encode": "Write a KV cache (.npy or .safetensors) to an artifact.",
@@ -23,12 +24,12 @@ COMMANDS: Final = {
     "verify": "Check every byte of an artifact against the specification.",
     "extract": "Take one video segment out of an artifact, to look at it.",
     "doctor": "Show what this installation can do.",
-    "demo": "Encode, verify, restore and damage a small real cache.",
+    "demo": "Encode, inspect, verify, restore and damage a small real cache.",
 }
 SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 EPILOG: Final = (
     "Exit codes: 0 ok, 64 wrong request, 65 invalid file, 69 unsupported, 74 storage failed, "
-    "76 a cache of something else, 70 a bug in kvformat. See spec section 14."
+    "76 a cache of something else, 70 a bug in kvformat, 130 interrupted. See spec section 14."
 )
 
 
@@ -48,6 +49,24 @@ class Program(click.Group):
         module = importlib.import_module(f"kvformat.cli.{cmd_name}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of that name; for an unknown one, the nearest is suggested."""
+        name = args[0]
+        if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        from difflib import get_close_matches
+
+        near = get_close_matches(name.lower()[:40], COMMANDS, 1)
+        raise UsageError(
+            "usage.argument",
+            "there is no such command",
+            expected=", ".join(COMMANDS),
+            found=ascii(name[:80]),
+            next_step=f"kvformat {near[0]}" if near else "kvformat --help",
+        )
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in ``--help``, without importing a subcommand."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,6 +17,7 @@ from kvformat.expectations import Expectation, token_array
 from kvformat.storage import storage_errors
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+HASH: Final = re.compile(r"(blake3|sha256):[0-9a-f]{64}")
 NPY_MAGIC: Final = b"\x93NUMPY"
 
 
@@ -98,7 +100,9 @@ EXPECTATIONS: Final = (
     click.option("--expect-model", metavar="ID", help="Refuse the cache of another model."),
     click.option("--expect-revision", metavar="TEXT", help="Refuse another model revision."),
     click.option(
-        "--expect-weights-digest", metavar="HASH", help="Refuse other weights (sha256:...)."
+        "--expect-weights-digest",
+        metavar="HASH",
+        help="Refuse other weights: sha256: or blake3: and 64 hexadecimal digits.",
     ),
     click.option("--expect-tokenizer", metavar="ID", help="Refuse another tokenizer."),
     click.option(
@@ -130,6 +134,13 @@ def make_expectation(
     """What the caller wants the artifact to be, None if nothing was said."""
     if salt_file is not None and expect_token_ids is None:
         raise UsageError("usage.argument", "--salt-file needs --expect-token-ids")
+    if expect_weights_digest is not None and not HASH.fullmatch(expect_weights_digest):
+        raise UsageError(
+            "usage.argument",
+            "--expect-weights-digest is not understood",
+            expected="sha256: or blake3: and 64 lower-case hexadecimal digits",
+            found=ascii(expect_weights_digest[:80]),
+        )
     texts = (expect_model, expect_revision, expect_weights_digest, expect_tokenizer)
     if expect_token_ids is None and not any(item is not None for item in texts):
         return None

@@ -19,10 +19,23 @@ WRITE_BYTES: Final = 8 * 2**20
 _NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
-def check_target(target: str, source: str, *, overwrite: bool) -> None:
-    """Refuse early what ``publish`` would refuse late, and what it would regret."""
+def require_name(target: str) -> None:
+    """Refuse what names no file; ``-`` means standard output elsewhere, which is never written."""
+    if target == "-":
+        raise UsageError(
+            "usage.argument",
+            "nothing is written to standard output",
+            expected="a path or URL",
+            found="'-'",
+            next_step="Name a file; one that is really called - is ./-",
+        )
     if not target or "\0" in target:
         raise UsageError("usage.argument", "this is not a path or URL", found=ascii(target[:80]))
+
+
+def check_target(target: str, source: str, *, overwrite: bool) -> None:
+    """Refuse early what ``publish`` would refuse late, and what it would regret."""
+    require_name(target)
     path, origin = local_path(target), local_path(source)
     ensure_absent(target, overwrite=overwrite)
     spool_directory(target)
@@ -36,6 +49,7 @@ def check_target(target: str, source: str, *, overwrite: bool) -> None:
 
 def require_suffix(target: str, *suffixes: str) -> str:
     """The suffix of ``target``, one of ``suffixes``."""
+    require_name(target)
     suffix = Path(target).suffix
     if suffix not in suffixes:
         raise UsageError(

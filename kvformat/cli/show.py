@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TextIO
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +18,11 @@ from kvformat.cli.text import clean, output_errors
 
 PIPE_WIDTH: Final = 100
 WIDEST_NAME: Final = 32
+NARROWEST_WORDS: Final = 12
+"""A column of words is folded to this width before a table becomes a list."""
+NARROWEST_FACT: Final = 24
+GAP: Final = 2
+INDENT: Final = (0, 0, 0, 2)
 
 
 def make_console(stream: TextIO) -> Console:
@@ -58,21 +63,38 @@ def heading(text: object) -> None:
 
 
 def facts(rows: Iterable[tuple[str, object]]) -> Padding:
-    """Label and value, one fact a line."""
+    """Label and value, one fact a line; where that is narrow, the value is below its label."""
+    rows = list(rows)
+    widest = max((len(label) for label, _ in rows), default=0)
+    if make_console(sys.stdout).width - 2 * GAP - widest < NARROWEST_FACT:
+        return _stacked((label, clean(value, limit=2000)) for label, value in rows)
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for label, value in rows:
         grid.add_row(Text(label), Text(clean(value, limit=2000), overflow="fold"))
-    return Padding(grid, (0, 0, 0, 2))
+    return Padding(grid, INDENT)
+
+
+def _stacked(rows: Iterable[tuple[str, str]]) -> Padding:
+    """Each label on a line of its own, its value below."""
+    parts: list[RenderableType] = []
+    for label, value in rows:
+        if label:
+            parts.append(Text(label, style="dim", overflow="fold"))
+        parts.append(Padding(Text(value, overflow="fold"), INDENT))
+    return Padding(Group(*parts), INDENT)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Padding:
     """A table; columns whose title starts with ``>`` are numbers, to the right.
 
-    Where it is too wide, words are folded; numbers and short names stay whole.
+    Where it is too wide, words are folded; numbers and short names stay whole. Where even that
+    is too wide, each row becomes a list.
     """
     cells = [[clean(item) for item in row] for row in rows]
+    if _narrowest(columns, cells) > make_console(sys.stdout).width:
+        return _listed([title.lstrip(">") for title in columns], cells)
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, title in enumerate(columns):
         number = title.startswith(">")
@@ -85,7 +107,26 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Padding:
         )
     for row in cells:
         result.add_row(*(Text(item, overflow="fold") for item in row))
-    return Padding(result, (0, 0, 0, 2))
+    return Padding(result, INDENT)
+
+
+def _narrowest(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    """The width that a table needs."""
+    total = GAP
+    for index, title in enumerate(columns):
+        widest = max([len(title.lstrip(">")), *(len(row[index]) for row in cells)])
+        whole = title.startswith(">") or (index == 0 and widest <= WIDEST_NAME)
+        total += (widest if whole else min(widest, NARROWEST_WORDS)) + GAP
+    return total
+
+
+def _listed(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> Padding:
+    """Rows as lists: the first cell, then title and cell of the others."""
+    parts: list[RenderableType] = []
+    for row in cells:
+        parts.append(Text(row[0], overflow="fold"))
+        parts.append(facts(zip(titles[1:], row[1:], strict=True)))
+    return Padding(Group(*parts), INDENT)
 
 
 Step = Callable[[int, int], None]

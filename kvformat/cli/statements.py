@@ -11,7 +11,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvformat.cache import Restored
 from kvformat.cli.inputs import Input
+from kvformat.cli.options import HASH
 from kvformat.errors import UsageError
 from kvformat.identity import Identity, Lineage, Model, Reference, Rope
 from kvformat.manifest import Manifest
@@ -20,7 +22,6 @@ from kvformat.tracks import EXACT
 LINEAGE_KEY: Final = "kvformat.lineage"
 UNSCALED_ROPES: Final = ("default", "linear", "dynamic", "llama3")
 """Kinds of rope whose cosines and sines carry no factor."""
-_HASH: Final = re.compile(r"(blake3|sha256):[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,47}")
 
 
@@ -40,7 +41,7 @@ class Given:
 def reference(text: str) -> Reference:
     """``ID`` or ``ID=sha256:...``."""
     name, equals, digest = text.rpartition("=")
-    if equals and _HASH.fullmatch(digest):
+    if equals and HASH.fullmatch(digest):
         return Reference(name, digest)
     return Reference(text)
 
@@ -52,8 +53,10 @@ def make_identity(given: Given, source: Input, *, bound: bool) -> Identity:
     if not model:
         raise UsageError(
             "input.identity",
-            "the model is not known, and a cache is good for one model only",
-            next_step="Name it with --model",
+            "the model is not known: neither --model nor the metadata of a .safetensors file "
+            "(key model_id) names it",
+            next_step="Name it with --model; kvformat encode --help lists what a .safetensors "
+            "file can say",
         )
     mine = given.model in (None, said.get("model_id"))  # what the file says is about this model
     tokenizer = given.tokenizer or (said.get("tokenizer_id") if mine else None)
@@ -83,7 +86,7 @@ def _number(text: str | None) -> int:
 
 def _weights_digest(said: Mapping[str, str]) -> str | None:
     found = said.get("weights_digest") or f"sha256:{said.get('weights_sha256', '')}"
-    return found if _HASH.fullmatch(found) else None
+    return found if HASH.fullmatch(found) else None
 
 
 def _ropes(source: Input, layers_total: int) -> tuple[Rope, ...]:
@@ -129,19 +132,22 @@ def token_ids_of(source: Input, given: NDArray[Any] | None, first: int) -> NDArr
     return ids
 
 
-def source_lineage(text: str | None, source: Input) -> Lineage:
-    """LIN-1: from ``--lossy-source QUALITY[:GENERATIONS]``, else from the input's metadata."""
-    if text is not None:
-        quality, colon, count = text.partition(":")
-        generations = _number(count) if colon else 1
-        if not _NAME.fullmatch(quality) or quality == EXACT or generations < 1:
-            raise UsageError(
-                "usage.argument",
-                "--lossy-source is not understood",
-                expected="QUALITY or QUALITY:GENERATIONS, for example near-lossless:1",
-                found=ascii(text[:80]),
-            )
-        return Lineage("lossy", generations, quality)
+def parse_lineage(text: str) -> Lineage:
+    """``--lossy-source QUALITY[:GENERATIONS]``."""
+    quality, colon, count = text.partition(":")
+    generations = _number(count) if colon else 1
+    if not _NAME.fullmatch(quality) or quality == EXACT or generations < 1:
+        raise UsageError(
+            "usage.argument",
+            "--lossy-source is not understood",
+            expected="QUALITY or QUALITY:GENERATIONS, for example near-lossless:1",
+            found=ascii(text[:80]),
+        )
+    return Lineage("lossy", generations, quality)
+
+
+def source_lineage(source: Input) -> Lineage:
+    """LIN-1: from the input's metadata."""
     raw = source.metadata.get(LINEAGE_KEY)
     if raw is None:
         return Lineage()
@@ -165,22 +171,16 @@ def source_lineage(text: str | None, source: Input) -> Lineage:
         ) from None
 
 
-def restored_lineage(manifest: Manifest, quality: str) -> Lineage:
-    """The lineage of an artifact that is written from tensors restored in ``quality``."""
-    if quality == EXACT:
-        return manifest.lineage
-    return Lineage("lossy", manifest.lineage.generations + 1, quality)
-
-
-def restored_metadata(manifest: Manifest, manifest_digest: str, track: str) -> dict[str, str]:
+def restored_metadata(
+    manifest: Manifest, manifest_digest: str, restored: Restored
+) -> dict[str, str]:
     """The metadata of restored tensors, which ``encode`` understands."""
     model, tokenizer = manifest.identity.model, manifest.identity.tokenizer
-    lineage = restored_lineage(manifest, track.split("/", maxsplit=1)[0])
     found = {
         "kvformat.manifest_digest": manifest_digest,
         "kvformat.content_id": manifest.content_id,
-        "kvformat.track": track,
-        LINEAGE_KEY: json.dumps(lineage.to_json(), sort_keys=True),
+        "kvformat.track": restored.track,
+        LINEAGE_KEY: json.dumps(restored.lineage.to_json(), sort_keys=True),
         "model_id": model.id,
         "revision": model.revision,
         "weights_digest": model.weights_digest,

@@ -47,6 +47,12 @@ def write_error(line: str) -> None:
     sys.stderr.flush()
 
 
+def write_step(line: str) -> None:
+    """What to try, as a line of its own below an error."""
+    sys.stderr.write(f"  try: {line}\n")
+    sys.stderr.flush()
+
+
 def warn(text: str) -> None:
     """One line that does not stop anything."""
     write_error(f"warning: {clean(text, limit=1000)}")

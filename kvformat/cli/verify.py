@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterable
+from typing import Any, Final
 
 import click
 
@@ -10,6 +12,41 @@ from kvformat.cli.options import expectation_options, make_expectation
 from kvformat.cli.show import emit, facts, heading, progress
 from kvformat.cli.text import warn, write_json
 from kvformat.verification import VerifyReport, verify
+
+_RULE: Final = re.compile(r" \([A-Z]{2,4}-\d+\)")
+_FOR_PEOPLE: Final = (
+    (
+        "tokens: not verified",
+        "tokens are not verified: the file does not say which prompt it is the cache of",
+    ),
+    (
+        "tokens:",
+        "tokens: whether this is the cache of your prompt; give --expect-token-ids to check that",
+    ),
+    (
+        "source_digest:",
+        "original: whether the writer read the cache rightly; only a file that also has an exact "
+        "track can show that",
+    ),
+    (
+        "quality:",
+        "quality: whether your model answers as with the original cache; this track is lossy",
+    ),
+    (
+        "hevc:",
+        "hevc: two encoder settings that a video decoder does not report; their effect, the "
+        "restored values, is checked",
+    ),
+    ("identity:", "identity: whether what the file says of its model is true; nothing is signed"),
+)
+
+
+def for_people(not_checked: Iterable[str]) -> list[str]:
+    """What was not checked, in words that need no specification."""
+    return [
+        next((words for start, words in _FOR_PEOPLE if item.startswith(start)), _RULE.sub("", item))
+        for item in not_checked
+    ]
 
 
 @click.command(name="verify")
@@ -77,6 +114,6 @@ def _show(report: VerifyReport) -> None:
         rows.append(("tokens", f"the first {report.verified_tokens:,} agree with the ids given"))
     rows += [
         ("not checked" if not index else "", sentence)
-        for index, sentence in enumerate(report.not_checked)
+        for index, sentence in enumerate(for_people(report.not_checked))
     ]
     emit(facts(rows))

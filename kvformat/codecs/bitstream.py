@@ -42,6 +42,7 @@ be multiples of 32, and is ``ultrafast`` for others.
 """
 DEFAULT_PRESET: Final = "ultrafast"
 PLANES: Final = 3
+SLICES_PER_PICTURE: Final = 64
 PIXEL_FORMAT: Final = "yuv444p"
 
 _X265: Final = (
@@ -214,8 +215,12 @@ class NalUnit:
     stop: int
 
 
-def parse_nal_units(payload: bytes | memoryview, where: str) -> list[NalUnit]:
+def parse_nal_units(
+    payload: bytes | memoryview, where: str, most: int | None = None
+) -> list[NalUnit]:
     """Split Annex B ``payload`` at its start codes and check every NAL unit header.
+
+    More than ``most`` units are refused as soon as they are seen.
 
     A start code is ``00 00 01``, with at most one more zero in front; nothing else may stand
     between NAL units, and a NAL unit does not end in a zero byte.
@@ -237,6 +242,8 @@ def parse_nal_units(payload: bytes | memoryview, where: str) -> list[NalUnit]:
         if head & 0x81 or data[start + 1] != 1:
             raise _invalid("a NAL unit header has a layer or sub-layer", f"{where}, byte {start}")
         units.append(NalUnit(head >> 1, start, stop))
+        if most is not None and len(units) > most:
+            raise _invalid("too many NAL units", f"{where}, byte {start}", most, "more")
     return units
 
 
@@ -249,7 +256,7 @@ def check_stream(
     the bit that says whether the slice begins a picture.
     """
     data = _as_bytes(payload)
-    units = parse_nal_units(data, where)
+    units = parse_nal_units(data, where, 3 + frames * (SLICES_PER_PICTURE + 1))
     kinds = [unit.kind for unit in units]
     if kinds[:3] != [_VPS, _SPS, _PPS]:
         raise _invalid("the stream does not begin with VPS, SPS, PPS", where, found=kinds[:3])

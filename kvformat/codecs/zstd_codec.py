@@ -53,6 +53,8 @@ MAX_PACKED_RADIX = 16
 
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<IIBB")
+_TABLE = np.dtype([("rows", "<u4"), ("size", "<u4"), ("low", "u1"), ("radix", "u1")])
+_SMALLEST_FRAME = 9  # magic, descriptor, content size, one block header
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _FORBIDDEN_FLAGS = 0x1F
 _SMALL_RUN = 8 * 1024
@@ -188,8 +190,8 @@ def decode_rows(payload: bytes | memoryview, rows: int, tokens: int, where: str)
 
 def _frames(
     view: memoryview, rows: int, tokens: int, where: str
-) -> list[tuple[int, int, int, memoryview]]:
-    """(row count, low, radix, frame bytes) of each frame, from a checked table."""
+) -> Iterator[tuple[int, int, int, memoryview]]:
+    """(row count, low, radix, frame bytes) of each frame, from a table checked before any."""
     if len(view) < _COUNT.size:
         _refuse("payload is cut short", where, f"at least {_COUNT.size} bytes", len(view))
     (frame_count,) = _COUNT.unpack_from(view)
@@ -199,24 +201,27 @@ def _frames(
     offset = _COUNT.size + frame_count * _ENTRY.size
     if len(view) < offset:
         _refuse("frame table is cut short", where, f"at least {offset} bytes", len(view))
-    frames = []
-    held = 0
-    for index, entry in enumerate(_ENTRY.iter_unpack(view[_COUNT.size : offset])):
-        count, size, low, radix = (*entry[:3], entry[3] + 1)
-        place = f"{where}, zstd frame {index}"
-        if not 1 <= count <= rows - held:
-            _refuse("row count does not fit", place, f"1 to {rows - held}", count)
-        if size > len(view) - offset:
-            _refuse("frame reaches past the end", place, f"at most {len(view) - offset}", size)
-        _check_span(low, radix, place)
-        frames.append((count, low, radix, view[offset : offset + size]))
-        held += count
+    table = np.frombuffer(view, _TABLE, frame_count, _COUNT.size)
+    counts, sizes = table["rows"].astype(np.int64), table["size"].astype(np.int64)
+    if frame_count and int(counts.min()) < 1:
+        _refuse("a frame has no rows", where, "at least 1", 0)
+    if int(counts.sum()) != most:
+        _refuse("frames do not hold all rows", where, most, int(counts.sum()))
+    if frame_count and int(sizes.min()) < _SMALLEST_FRAME:
+        _refuse("a frame is too short", where, _SMALLEST_FRAME, int(sizes.min()))
+    if int(sizes.sum()) != len(view) - offset:
+        _refuse("frames do not fill the payload", where, len(view) - offset, int(sizes.sum()))
+    return _each_frame(view, table, offset, where)
+
+
+def _each_frame(
+    view: memoryview, table: NDArray[Any], offset: int, where: str
+) -> Iterator[tuple[int, int, int, memoryview]]:
+    for index, entry in enumerate(table):
+        size, low, radix = int(entry["size"]), int(entry["low"]), int(entry["radix"]) + 1
+        _check_span(low, radix, f"{where}, zstd frame {index}")
+        yield int(entry["rows"]), low, radix, view[offset : offset + size]
         offset += size
-    if held != (rows if tokens else 0):
-        _refuse("frames do not hold all rows", where, rows, held)
-    if offset != len(view):
-        _refuse("payload has trailing bytes", where, offset, len(view))
-    return frames
 
 
 def _check_span(low: int, radix: int, where: str) -> None:
