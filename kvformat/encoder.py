@@ -29,6 +29,7 @@ from kvformat.quantiser import (
     QuantisedSegment,
     make_set,
     measure_layer,
+    needs_exact_rows,
     quantise_segment,
 )
 from kvformat.sets import QuantisationSet
@@ -291,12 +292,16 @@ def quantise_cell(job: Job, quality: str, cell: Cell) -> QuantisedSegment:
     layers = range(cell.layer_index, cell.layer_index + cell.layer_count)
     levels = np.stack([job.facts[cell.group, layer].levels[tokens] for layer in layers])
     positions = job.first_position + cell.token_start + np.arange(cell.token_count)
+    step = relative_step(quality, group.role)
+    exact = np.tile(positions < SINK_TOKENS, (cell.layer_count, 1))
+    for number, layer in enumerate(layers):
+        exact[number] |= needs_exact_rows(job.facts[cell.group, layer], step)
     return quantise_segment(
         source_layers(job, cell),
         _set_of(job, quality, cell),
         heads=slice(cell.head_start, cell.head_start + cell.head_count),
         levels=levels,
-        exact_tokens=positions < SINK_TOKENS,
+        exact_tokens=exact,
     )
 
 

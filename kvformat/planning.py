@@ -144,7 +144,7 @@ def plan_segmentation(
         step = 1 if group.tokens.kind == "state" else tokens
         heads = max(1, min(group.heads, budget // (group.head_dim * step)))
         cuts.append(GroupSegmentation(layers, heads))
-    return Segmentation(tokens, tuple(cuts), order, alignment)
+    return Segmentation(tokens, tuple(cuts), order, int(alignment))
 
 
 def largest_segment_tokens(groups: Sequence[Group]) -> int:

@@ -29,7 +29,6 @@ from kvformat.sets import (
 
 LEVELS: Final = quant.geometric_levels()
 SINK_TOKENS: Final = 4
-SMALLEST_RMS: Final = SCALE_RANGE[0] / 0.05
 NEGLIGIBLE: Final = 1e-6
 """Deviations below this part of the channel means are noise of the dtype, not information."""
 HEAD_REACH: Final = 4.0
@@ -59,15 +58,6 @@ def measure_layer(x: NDArray[Any], *, sinks: bool, where: str) -> LayerFacts:
             next_step=error.next_step,
         ) from None
     largest = float(np.abs(found.mean).max(initial=0))
-    if 0 < found.rms < SMALLEST_RMS and found.rms > largest * NEGLIGIBLE:
-        raise UsageError(
-            "input.range",
-            "the values are too small to be quantised",
-            where=where,
-            expected=f"a root mean square deviation of at least {SMALLEST_RMS:.1e}",
-            found=found.rms,
-            next_step="Write an exact track",
-        )
     if largest > BIAS_RANGE[1] or found.rms * 2 > SCALE_RANGE[1]:
         raise UsageError(
             "input.range",
@@ -78,6 +68,13 @@ def measure_layer(x: NDArray[Any], *, sinks: bool, where: str) -> LayerFacts:
             next_step="Write an exact track",
         )
     return LayerFacts(found, quant.nearest_levels(found.token_rms, LEVELS))
+
+
+def needs_exact_rows(facts: LayerFacts, relative_step: float) -> bool:
+    """Whether the step that a layer wants is finer than the format has: then all is patched."""
+    rms = facts.statistics.rms
+    largest = float(np.abs(facts.statistics.mean).max(initial=0))
+    return 0 < rms * relative_step < SCALE_RANGE[0] and rms > largest * NEGLIGIBLE
 
 
 def make_set(facts: Sequence[LayerFacts], relative_step: float) -> QuantisationSet:
@@ -128,9 +125,10 @@ def quantise_segment(
 ) -> QuantisedSegment:
     """Quantise ``layers``, arrays ``[N, H, D]`` of one segment with heads already cut.
 
-    ``levels`` uint8 ``[n, N]``; ``exact_tokens`` bool ``[N]`` are patched whatever their values.
+    ``levels`` uint8 and ``exact_tokens`` bool are ``[n, N]``; the latter are patched whatever
+    their values.
     """
-    tokens = len(exact_tokens)
+    tokens = exact_tokens.shape[1]
     scale, zero = _of_heads(item.scale, heads), _of_heads(item.zero, heads)
     bias = None if item.bias is None else item.bias[:, heads]
     neutral = neutral_integers(item)
@@ -148,7 +146,7 @@ def quantise_segment(
             bias=None if bias is None else bias[part],
             token_scale=item.token_scale[index[part]],
         )
-        ordinals = np.flatnonzero(clipped[0] | exact_tokens)
+        ordinals = np.flatnonzero(clipped[0] | exact_tokens[number])
         integers[number, ordinals] = neutral[number]
         index[number, ordinals] = 0
         patches.append(Patches(ordinals.astype(np.int64), x[ordinals]))

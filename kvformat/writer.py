@@ -21,6 +21,7 @@ from kvformat.cache import Cache, GroupTensors, Restored, check_cache, native
 from kvformat.codecs.registry import CODECS
 from kvformat.digests import digest
 from kvformat.drafting import (
+    checked,
     checked_extensions,
     checked_identity,
     make_tokens,
@@ -30,7 +31,7 @@ from kvformat.drafting import (
 from kvformat.encoder import Job, encode_all, prepare
 from kvformat.errors import InvalidError, UsageError
 from kvformat.fields import float64_bits
-from kvformat.groups import Segmentation
+from kvformat.groups import Group, Segmentation
 from kvformat.header import HEADER_BYTES, Header, align
 from kvformat.identity import Identity, Lineage
 from kvformat.manifest import Extension, Manifest, content_id, parse_manifest
@@ -203,10 +204,13 @@ def as_cache(
     if isinstance(cache, Cache):
         check_cache(cache)
         groups = (
-            GroupTensors(item.group, tuple(native(array) for array in item.layers))
-            for item in cache.groups
+            GroupTensors(
+                checked(Group.parse, item.group.to_json, f"/groups/{number}"),
+                tuple(native(array) for array in item.layers),
+            )
+            for number, item in enumerate(cache.groups)
         )
-        return Cache(cache.token_count, tuple(groups))
+        return Cache(int(cache.token_count), tuple(groups))
     if isinstance(cache, Restored):
         return cache.as_cache(first_position)
     if isinstance(cache, Mapping):

@@ -83,21 +83,28 @@ def build(folder: Path) -> Files:
     return files
 
 
-def run(*arguments: object) -> Result:
+def run(*arguments: object, columns: int = 100) -> Result:
     """The command in this process; fails on anything that would be a traceback."""
-    result = CliRunner(env={"COLUMNS": "100"}).invoke(cli, [str(item) for item in arguments])
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, [str(item) for item in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert "Traceback" not in result.output
     return result
 
 
 def refused(exit_code: int, code: str, *arguments: object) -> Result:
-    """Run, and expect exactly one line on standard error with this code."""
+    """Run, and expect one line with this code on standard error, and one with what to try."""
     result = run(*arguments)
     assert (result.exit_code, code in result.stderr) == (exit_code, True), result.output
-    assert result.stderr.count("\n") == 1
+    assert is_one_error(result.stderr)
     assert result.stderr.startswith(f"kvformat: error [{code}] ")
     return result
+
+
+def is_one_error(stderr: str) -> bool:
+    """One line for the error, and perhaps one for the next step."""
+    first, *rest = stderr.splitlines()
+    steps = [line for line in rest if line.startswith("  try: ")]
+    return first.startswith("kvformat: error [") and rest == steps and len(rest) <= 1
 
 
 def verdict(result: Result) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from safetensors import safe_open
 
 import kvformat
 from kvformat.dtypes import DTYPES
+from kvformat.planning import RELATIVE_STEPS
+from kvformat.tracks import CODEC_NAMES
 from tests.requirements import covers
-from tests.test_cli_common import MODEL, TOKENS, Files, build, make_kv, run
+from tests.test_cli_common import MODEL, TOKENS, Files, build, make_kv, run, verdict
 
 SAMPLE = Path(kvformat.__file__).parent / "data" / "smollm2-135m-sample.safetensors"
 
@@ -350,3 +352,69 @@ def test_scaled_rope_is_left_out(tmp_path: Path) -> None:
         write_safetensors(str(source), tensors, said | {"rope_type": kind}, overwrite=False)
         with encode(source, tmp_path / f"{kind}.kvf") as artifact:
             assert len(artifact.manifest.identity.rope) == count
+
+
+def test_encode_help_says_what_the_input_can_say() -> None:
+    text = " ".join(run("encode", "--help").stdout.split())
+    for word in (
+        "model_id",
+        "weights_sha256",
+        "weights_digest",
+        "tokenizer_id",
+        "num_layers",
+        "keys_rotated",
+        "rope_type",
+        "inv_freq",
+        "kvformat.lineage",
+        "token_ids",
+        "--model is needed",
+        "exact means exact/zstd",
+        *("high about 4.9", "near-lossless about 3.9", "balanced about 2.4", "small about 1.8"),
+    ):
+        assert word in text
+    for name in (*RELATIVE_STEPS, *CODEC_NAMES):
+        assert name in text
+
+
+def test_decode_help_promises_what_the_artifact_defines() -> None:
+    text = " ".join(run("decode", "--help").stdout.split())
+    assert "exactly as the artifact defines it" in text
+    assert "bit for bit" not in text
+
+
+def test_axes_in_a_wrong_order_are_noticed(files: Files, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    kv = rng.normal(size=(2, 4, 2, 200, 32)).astype(np.float16)  # heads before tokens
+    np.save(tmp_path / "in.npy", kv)
+    options = ("--model", MODEL, "--tracks", "zstd")
+    result = run("encode", tmp_path / "in.npy", tmp_path / "a.kvf", *options)
+    assert result.exit_code == 0
+    assert "track near-lossless/zstd is larger than the raw cache" in result.stderr
+    assert "[2, layers, tokens, heads, head_dim]" in result.stderr
+    assert "4 layers, 2 tokens, 200 heads" in result.stderr
+    result = run("encode", tmp_path / "in.npy", tmp_path / "b.kvf", *options, "--json")
+    assert "larger than the raw" in result.stderr
+    assert json.loads(result.stdout)["verdict"] == "ok"
+    result = run("encode", tmp_path / "in.npy", tmp_path / "c.kvf", *options, "--tracks", "exact")
+    assert "larger" not in result.stderr
+    result = run("encode", files.npy, tmp_path / "d.kvf", *options)
+    assert "larger" not in result.stderr
+
+
+def test_decode_answers_in_json(files: Files, tmp_path: Path) -> None:
+    output = tmp_path / "a.npy"
+    ids = ("--expect-token-ids", files.ids)
+    result = run("decode", "--json", files.bound, "--output", output, "--track", "hevc", *ids)
+    value = verdict(result)
+    assert (value["verdict"], result.stderr) == ("ok", "")
+    said = value["report"]["artifact"]
+    assert (said["track"], said["output"]) == ("near-lossless/hevc", str(output))
+    assert said["verified_tokens"] == TOKENS
+    assert said["lineage"]["generations"] == 1
+    assert said["groups"]["key"]["shape"] == [4, TOKENS, 2, 32]
+    assert value["report"]["checked"]["values"] == files.kv.size
+    assert not any(item.startswith("tokens") for item in value["report"]["not_checked"])
+    result = run("decode", "--json", files.unbound, "--output", tmp_path / "b.npy", "--check")
+    value = verdict(result)
+    assert [item.split(":")[0] for item in value["report"]["not_checked"]] == ["artifact", "tokens"]
+    assert "not verified" in result.stderr

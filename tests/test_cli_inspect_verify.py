@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import kvformat
 from kvformat import storage
 from kvformat.cli.inspect import compact, number_runs
+from kvformat.cli.verify import for_people
 from kvformat.layout import gather
 from tests.requirements import covers
 from tests.test_cli_common import MODEL, TOKENS, Files, build, make_kv, run, verdict
@@ -62,7 +64,7 @@ def test_inspect_says_that_tokens_are_not_verified(tmp_path: Path, kind: str) ->
     key = kvformat.EngineKey("vllm", "sha256", "abc", 1, 2) if kind == "engine_key" else None
     path = write(tmp_path / "a.kvf", MODEL, kind=kind, engine_key=key)
     assert "tokens are not verified" in flat(run("inspect", path).stdout)
-    assert "tokens: not verified" in flat(run("verify", path).stdout)
+    assert "tokens are not verified" in flat(run("verify", path).stdout)
     assert "not verified" in flat(run("decode", path, "--output", tmp_path / "a.npy").stderr)
 
 
@@ -138,8 +140,9 @@ def test_verify_says_what_it_did_not_check(files: Files, options: tuple[str, ...
     text = flat(result.stdout)
     assert text.startswith("ok ")
     assert f"{files.bound.stat().st_size:,} bytes" in text
-    for word in ("not checked", "the prefix chain was not recomputed", "quality:", "identity:"):
+    for word in ("not checked", "cache of your prompt", "quality:", "hevc:", "identity:"):
         assert word in text
+    assert not re.search(r"[A-Z]{3}-[0-9]|prefix chain|source_digest", text)
     assert not result.stderr
 
 
@@ -216,3 +219,17 @@ def test_extract_refuses(files: Files, tmp_path: Path) -> None:
     assert run("extract", path, "--output", output, "--segment", "0").exit_code == 0
     assert run("extract", path, "--output", output).exit_code == 74
     assert run("extract", path, "--output", output, "--overwrite").exit_code == 0
+
+
+def test_every_sentence_of_verify_has_words_for_people(files: Files) -> None:
+    for path in (files.bound, files.unbound, files.salted, files.window):
+        raw = kvformat.verify(path).not_checked
+        shown = for_people(raw)
+        assert len(shown) == len(raw)
+        assert not set(shown) & set(raw)
+    assert for_people(["new: something else (VER-9)"]) == ["new: something else"]
+
+
+def test_inspect_counts_blocks(files: Files) -> None:
+    assert "2 blocks of up to 256 tokens" in flat(run("inspect", files.bound).stdout)
+    assert "1 block of up to 256 tokens" in flat(run("inspect", files.salted).stdout)

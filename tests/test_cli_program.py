@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,13 +18,15 @@ import numpy as np
 import pytest
 
 import kvformat
-from kvformat.cli import doctor
-from kvformat.cli.failure import answer
+from kvformat.cli import demo, doctor
+from kvformat.cli.failure import INTERNAL, INTERRUPTED, answer
 from kvformat.cli.main import COMMANDS, cli
 from kvformat.codecs.registry import CODECS
+from kvformat.errors import EXIT_CODES
 from tests.requirements import covers
-from tests.test_cli_common import MODEL, Files, build, make_kv, run
+from tests.test_cli_common import MODEL, Files, build, is_one_error, make_kv, run
 
+TOOLS = Path(__file__).parent.parent / "tools"
 PROGRAM = (sys.executable, "-m", "kvformat")
 
 
@@ -101,7 +104,7 @@ def test_real_processes_end_with_the_verdict(files: Files, tmp_path: Path) -> No
             output, errors = process.communicate(timeout=60)
             assert process.returncode == code
             assert "Traceback" not in output + errors
-            assert errors.count("\n") == (code != 0)
+            assert is_one_error(errors) if code else not errors
     assert not list(tmp_path.iterdir())
 
 
@@ -122,10 +125,10 @@ def test_a_full_disk_behind_standard_output(files: Files) -> None:
                 _, errors = process.communicate(timeout=60)
             assert process.returncode == 74
             assert errors.startswith("kvformat: error [io.write]")
-            assert errors.count("\n") == 1
+            assert is_one_error(errors)
         with start("verify", "--json", files.npy, stdout=full) as process:
             _, errors = process.communicate(timeout=60)
-        assert (process.returncode, errors.count("\n")) == (65, 1)
+        assert (process.returncode, is_one_error(errors)) == (65, True)
 
 
 def test_names_that_the_terminal_cannot_show(files: Files, tmp_path: Path) -> None:
@@ -235,8 +238,9 @@ def test_demo_tells_the_whole_story(tmp_path: Path) -> None:
     result = run("demo", "--keep", tmp_path / "new")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert len(lines) < 60
-    assert all(len(line) <= 100 for line in lines[:-1])  # the last one is to be copied
+    assert len(lines) < 90
+    copied = lines.index("Left for you:")  # below, lines are to be copied
+    assert all(len(line) <= 100 for line in lines[:copied])
     text = " ".join(result.stdout.split())
     for word in (
         "near-lossless/hevc",
@@ -245,12 +249,30 @@ def test_demo_tells_the_whole_story(tmp_path: Path) -> None:
         "[segment.digest]",
         "[identity.tokens]",
         "86 tokens are very few",
+        "Identity: what this is the cache of",
+        "1 block of up to 256 tokens",
+        "error on values is intended",
+        "record 17",
+        str(tmp_path / "new" / "prefix.kvf"),
+        str(tmp_path / "new" / "tokens.json"),
     ):
         assert word in text
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["demo.kvf"]
-    assert run("verify", tmp_path / "new" / "demo.kvf").exit_code == 0
-    result = run("demo", "--keep", tmp_path / "new")
-    assert (result.exit_code, "io.exists" in result.stderr) == (74, True)
+    kept = tmp_path / "new"
+    assert sorted(path.name for path in kept.iterdir()) == ["prefix.kvf", "tokens.json"]
+    ids = json.loads((kept / "tokens.json").read_text())
+    assert len(ids) == 86
+    verified = run("verify", kept / "prefix.kvf", "--expect-token-ids", kept / "tokens.json")
+    assert (verified.exit_code, "the first 86 agree" in verified.stdout) == (0, True)
+    for name in ("prefix.kvf", "tokens.json"):
+        result = run("demo", "--keep", kept)
+        assert (result.exit_code, "io.exists" in result.stderr) == (74, True)
+        (kept / name).unlink()
+
+
+def test_a_demo_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(demo, "verify", lambda path: None if path.name == "x" else 1 / 0)
+    assert run("demo", "--keep", tmp_path).exit_code == 70
+    assert not list(tmp_path.iterdir())
 
 
 def test_demo_cleans_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -270,3 +292,64 @@ def test_progress_shows_on_a_terminal_only(files: Files) -> None:
     assert process.returncode == 0
     assert b"verifying" in read_all(leader)
     assert output.startswith("ok ")
+
+
+def test_help_lists_every_exit_code() -> None:
+    text = " ".join(run("--help").stdout.split())
+    codes = {int(number) for number in re.findall(r"\b(?:0|[0-9]{2,3})\b", text.split("codes:")[1])}
+    assert {*EXIT_CODES.values(), INTERNAL, INTERRUPTED} <= codes
+
+
+@pytest.mark.parametrize("columns", [40, 50, 60])
+def test_narrow_terminals_cut_nothing(files: Files, tmp_path: Path, columns: int) -> None:
+    target = tmp_path / "a.kvf"
+    encoding = ("encode", files.npy, target, "--model", MODEL, "--tracks", "hevc,zstd,exact")
+    for arguments in (("inspect", files.bound), encoding, ("demo",)):
+        narrow = run(*arguments, columns=columns)
+        wide = run(*arguments, *(["--overwrite"] if "encode" in arguments else []))
+        assert (narrow.exit_code, wide.exit_code) == (0, 0)
+        assert "\u2026" not in narrow.stdout
+        shown = narrow.stdout.split("Left for you:")[0].splitlines()
+        assert all(len(line) <= columns for line in shown if "kvformat demo" not in line)
+        for line in wide.stdout.split("Tracks\n")[-1].splitlines():
+            if re.match(r"  (near-lossless|exact)/", line):
+                for cell in line.split():
+                    assert cell in narrow.stdout.split()
+
+
+def tool(name: str, *arguments: object, path: Path) -> subprocess.CompletedProcess[str]:
+    """A tool in a Python in which torch cannot be imported."""
+    (path / "torch.py").write_text("raise ImportError('not here', name='torch')\n")
+    return subprocess.run(
+        [sys.executable, TOOLS / name, *(str(item) for item in arguments)],
+        env={**os.environ, "PYTHONPATH": str(path), "COLUMNS": "100"},
+        cwd=path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["capture_kv.py", "model_check.py"])
+def test_tools_without_torch(tmp_path: Path, name: str) -> None:
+    found = tool(name, "--help", path=tmp_path)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "usage: " in found.stdout
+    arguments = ("--output", "a.safetensors") if name == "capture_kv.py" else ("a", "--fp8")
+    found = tool(name, *arguments, path=tmp_path)
+    assert found.returncode == 2
+    assert found.stderr.startswith("error: package torch is not installed")
+    assert "pip install" in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+def test_bench_takes_the_names_of_tracks_that_encode_takes(tmp_path: Path) -> None:
+    for options, word in ((("--tracks", "av1"), "unknown codec"), (("none.npy",), "no such file")):
+        found = tool("bench.py", *options, path=tmp_path)
+        assert (found.returncode, "Traceback" in found.stderr) == (2, False)
+        assert word in found.stderr
+    found = tool("bench.py", "--quick", "--json", "--tracks", "stored", path=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert [item["track"] for item in json.loads(found.stdout)["tracks"]] == [
+        "near-lossless/stored"
+    ]

@@ -172,12 +172,18 @@ TRAPS: dict[str, tuple[bytes, str]] = {
     "string of 4,097": (b'{"a":"' + b"x" * 4097 + b'"}', "limit.exceeded"),
     "4,096 bytes of two": (b'{"a":"' + "é".encode() * 2048 + b'"}', "ok"),
     "4,098 bytes of two": (b'{"a":"' + "é".encode() * 2049 + b'"}', "limit.exceeded"),
+    # JSN-12: values
+    "1,048,576 values": (b'{"a":[' + b"1," * (2**20 - 3) + b"1]}", "ok"),
+    "1,048,577 values": (b'{"a":[' + b"1," * (2**20 - 2) + b"1]}", "limit.exceeded"),
+    "open string of escaped quotes": (b'{"a":"' + b'\\"' * 2_000_000, "manifest.json"),
+    "open string, then a backslash": (b'{"a":"' + b'\\"' * 2_000_000 + b"\\", "manifest.json"),
     "long string, deep": (b'{"a":[{"b":"' + b"x" * 4097 + b'"}]}', "limit.exceeded"),
 }
 
 
 @covers(
-    "JSN-1", "JSN-2", "JSN-3", "JSN-4", "JSN-5", "JSN-6", "JSN-7", "JSN-8", "JSN-9", "CNV-2"
+    "JSN-1", "JSN-2", "JSN-3", "JSN-4", "JSN-5", "JSN-6", "JSN-7", "JSN-8", "JSN-9",
+    "JSN-12", "CNV-2"
 )  # fmt: skip
 @pytest.mark.parametrize("name", TRAPS)
 def test_trap(name: str) -> None:

@@ -162,7 +162,7 @@ ABOVE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
 }  # fmt: skip
 
 ELSEWHERE = {
-    "manifest_bytes", "picture_side_minimum", "token_scales_per_set", "side_bytes",
+    "manifest_bytes", "picture_side_minimum", "json_values", "token_scales_per_set", "side_bytes",
     "stored_bytes_per_segment", "decoded_bytes_per_segment",
 }  # fmt: skip
 

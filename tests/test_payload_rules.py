@@ -382,6 +382,8 @@ STREAMS: dict[str, Callable[[], bytes]] = {
     "HEV-10 zeros between": lambda: joined(units(base()[0]), b"\0\0\0\0\1"),
     "HEV-10 bytes in front": lambda: b"\1" + base()[0],
     "HEV-10 start code alone": lambda: base()[0] + b"\0\0\1",
+    "HEV-15 too many units": lambda: joined(units(base()[0]) + units(base()[0])[-1:] * 66 * 9),
+    "HEV-10 no emulation prevention": lambda: base()[0].replace(b"\0\0\3", b"\0\0\0", 1),
     "HEV-1 garbage": lambda: bytes(range(256)) * 4,
     "HEV-1 zeros": lambda: bytes(1000),
     "HEV-1 start codes": lambda: b"\0\0\1" * 1000,
@@ -394,7 +396,7 @@ STREAMS: dict[str, Callable[[], bytes]] = {
 }
 
 
-@covers("HEV-1", "HEV-2", "HEV-4", "HEV-5", "HEV-6", "HEV-8", "HEV-9", "HEV-10", "HEV-11")
+@covers("HEV-1", "HEV-2", "HEV-4", "HEV-5", "HEV-6", "HEV-8", "HEV-9", "HEV-10", "HEV-11", "HEV-15")
 @pytest.mark.parametrize("name", STREAMS)
 def test_streams_that_break_a_rule(name: str) -> None:
     refused(STREAMS[name](), HEVC)

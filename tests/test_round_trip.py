@@ -353,7 +353,8 @@ def test_segments_ascend_as_the_order_says(order: str) -> None:
     tensors |= {
         f"layers.{n}.value": make_values((20, 1, 4), "float16", "normal", n) for n in (1, 5)
     }
-    tensors["layers.2.value"] = make_values((11, 1, 4), "float16", "normal", 3)
+    for role, heads, dim in (("key", 2, 8), ("value", 1, 4)):
+        tensors[f"layers.2.{role}"] = make_values((11, heads, dim), "float16", "normal", 3)
     file = write_bytes(tensors, tracks=["stored"], order=order, segment_tokens=6)
     cut = cut_up(file)
     keys = keys_of(cut.segments["near-lossless/stored"], cut.manifest["groups"], 6, order)
@@ -363,7 +364,7 @@ def test_segments_ascend_as_the_order_says(order: str) -> None:
         row["layer_count"] * row["token_count"] * row["head_count"]
         for row in cut.segments["near-lossless/stored"]
     )
-    assert held == 7 * 20 * 2 + 2 * 20 + 11
+    assert held == (6 * 20 + 11) * 2 + 2 * 20 + 11
 
 
 @covers("HEV-7")

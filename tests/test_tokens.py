@@ -14,6 +14,7 @@ from kvformat import ContentSpan, Expectation, KvformatError
 from kvformat.artifact import Artifact
 from kvformat.front import read_front
 from kvformat.storage import BytesSource
+from kvformat.verification import verify
 from tests.builder import Builder, canonical
 from tests.damage import artifact, bound_artifact, open_code, verdict, with_members
 from tests.requirements import covers
@@ -66,7 +67,7 @@ def manifest_of(file: bytes) -> dict[str, Any]:
 
 @covers("TOK-1", "TOK-2", "TOK-3", "TOK-4", "TOK-5", "TOK-6", "IDN-5", "CNV-4")
 @pytest.mark.parametrize("salt", [b"", SALT])
-@pytest.mark.parametrize("content", [(), (IMAGE,), (ContentSpan(250, 10, "image", IMAGE.digest),)])
+@pytest.mark.parametrize("content", [(), (IMAGE,), (ContentSpan(250, 6, "image", IMAGE.digest),)])
 @pytest.mark.parametrize("first", [0, 256, 512])
 def test_the_chain_is_that_of_the_text(salt: bytes, content: Any, first: int) -> None:
     file = write(first_position=first, salt=salt, content=content)
@@ -269,3 +270,50 @@ def test_a_longer_reply_is_not_used() -> None:
     with pytest.raises(KvformatError) as caught:
         found.read()
     assert caught.value.code in {"segment.digest", "io.short"}
+
+
+@covers("VER-7")
+def test_verification_wants_every_block_that_the_ids_cover() -> None:
+    file, ids = write(), IDS[:COUNT]
+    wrong = ids.copy()
+    wrong[400] += 1
+    for given in (ids, ids[:300], wrong[:511]):
+        verify(file, expect=Expectation(token_ids=given, salt=SALT), in_child=False)
+    for given in (wrong, wrong[:512]):
+        with pytest.raises(KvformatError) as caught:
+            verify(file, expect=Expectation(token_ids=given, salt=SALT), in_child=False)
+        assert caught.value.code == "identity.tokens"
+
+
+@covers("TOK-15", "TOK-10")
+def test_content_comes_from_the_caller_and_must_agree() -> None:
+    file = write(content=(IMAGE,))
+    ids = IDS[:COUNT]
+
+    def length(*content: ContentSpan) -> int | None:
+        expect = Expectation(token_ids=ids, salt=SALT, content=content)
+        with kvformat.open(file, expect=expect) as opened:
+            return opened.verified_length
+
+    other = ContentSpan(300, 20, "image", "sha256:" + "cd" * 32)
+    assert length(IMAGE) == COUNT
+    assert length() == 256
+    assert length(other) == 256
+    assert length(ContentSpan(300, 20, "image", None)) == 256
+    # a file that lists a span which its chain does not know, and the other way round
+    listed = with_members(Builder(write()), {"/tokens/content": [IMAGE.to_json()]})
+    hidden = with_members(Builder(file), {"/tokens/content": []})
+    for odd, content in ((listed, ()), (hidden, (IMAGE,))):
+        expect = Expectation(token_ids=ids, salt=SALT, content=content)
+        with kvformat.open(odd, expect=expect) as opened:
+            assert opened.verified_length == 256
+
+
+@covers("TOK-5", "TOK-8")
+def test_content_that_no_chain_can_cross_is_refused() -> None:
+    undigested = ContentSpan(100, 5, "image", None)
+    across = ContentSpan(250, 12, "image", IMAGE.digest)
+    for content in ((undigested,), (across,), (IMAGE, IMAGE), (ContentSpan(-1, 5, "x", None),)):
+        with pytest.raises(KvformatError) as caught:
+            write(first_position=256, content=content)
+        assert caught.value.code == "input.identity"

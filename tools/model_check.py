@@ -25,8 +25,6 @@ from typing import Any, NamedTuple
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import torch
-import transformers
 from capture_kv import (
     DTYPES,
     cache_argument,
@@ -35,6 +33,7 @@ from capture_kv import (
     find_weights,
     load_model,
     load_tokenizer,
+    need,
     positive,
     read_texts,
     sha256_of,
@@ -88,6 +87,7 @@ def cut(capture: Capture, tokens: int | None, source: Path) -> Capture:
 
 def fp8_round_trip(capture: Capture) -> Capture:
     """Cast keys and values to float8_e4m3fn, clamped to its range, and back."""
+    torch = need("torch")
     limit = torch.finfo(torch.float8_e4m3fn).max
 
     def cast(data: Any) -> Any:
@@ -109,7 +109,7 @@ def check_alike(original: Capture, restored: Capture) -> None:
 
 def build_cache(model: Any, capture: Capture) -> Any:
     """Build a model cache that holds the keys and values of a capture."""
-    cache = transformers.DynamicCache(config=model.config)
+    cache = need("transformers").DynamicCache(config=model.config)
     for index, pair in enumerate(capture.layers):
         key, value = (t.to(model.dtype).transpose(0, 1).unsqueeze(0).contiguous() for t in pair)
         cache.update(key, value, index)
@@ -136,6 +136,7 @@ def following_tokens(args: argparse.Namespace, capture: Capture, tokens: int) ->
 
 def predictions(model: Any, cache: Any, part: Any) -> Any:
     """Let the model read the next tokens on a cache; return float64 log probabilities."""
+    torch = need("torch")
     output = model(input_ids=part, use_cache=True, **{cache_argument(model): cache})
     return torch.log_softmax(output.logits[0].to(torch.float64), dim=-1)
 
@@ -144,6 +145,7 @@ def compare(
     model: Any, original: Capture, restored: Capture, following: Sequence[int], chunk: int
 ) -> Scores:
     """Read the following tokens on both caches and compare every prediction."""
+    torch = need("torch")
     caches = build_cache(model, original), build_cache(model, restored)
     kls, same = [], []
     with torch.inference_mode():
@@ -164,6 +166,7 @@ def check_weights(capture: Capture) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Compare as the command line asks and print the result as one JSON object."""
+    torch = need("torch")
     original = read_capture(args.original)
     check_weights(original)
     tokens = args.tokens or int(original.layers[0][0].shape[0])

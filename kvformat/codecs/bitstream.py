@@ -238,6 +238,8 @@ def parse_nal_units(
             stop -= 1
         if stop - start < _SLICE_HEADER_BYTES or data[stop - 1] == 0:
             raise _invalid("a NAL unit is too short or padded", f"{where}, byte {start}")
+        if data.find(b"\0\0\0", start, stop) >= 0 or data.find(b"\0\0\2", start, stop) >= 0:
+            raise _invalid("a NAL unit lacks emulation prevention", f"{where}, byte {start}")
         head = data[start]
         if head & 0x81 or data[start + 1] != 1:
             raise _invalid("a NAL unit header has a layer or sub-layer", f"{where}, byte {start}")
