@@ -22,7 +22,7 @@ from kvformat.fields import Node
 from kvformat.identity import Identity
 from kvformat.limits import LIMITS
 from kvformat.manifest import Extension
-from kvformat.tokens import BLOCK_TOKENS, Chain, ContentSpan, Tokens, chain_hashes
+from kvformat.tokens import BLOCK_TOKENS, Chain, ContentSpan, Tokens, chain_hashes, checked_spans
 
 T = TypeVar("T")
 
@@ -175,8 +175,7 @@ def make_tokens(
 def check_content(content: tuple[ContentSpan, ...], start: int, stop: int) -> None:
     """Content spans of the whole sequence: well-formed, ascending, none across the part's start."""
     position = 0
-    for number, span in enumerate(content):
-        parsed = checked(ContentSpan.parse, span.to_json, f"/tokens/content/{number}")
+    for number, parsed in enumerate(checked_spans(content)):
         end = parsed.start + parsed.count
         if parsed.start < position or end > stop or parsed.start < start < end:
             raise UsageError(
@@ -191,6 +190,9 @@ def check_content(content: tuple[ContentSpan, ...], start: int, stop: int) -> No
 
 def make_valid_lengths(cache: Cache, given: Sequence[int] | None) -> tuple[int, ...] | None:
     """The lengths of LEN-1; raises ``usage.argument``."""
+    if given is not None and not isinstance(given, (list, tuple, range, np.ndarray)):
+        found = type(given).__name__
+        raise UsageError("usage.argument", "valid_lengths are no list", found=found)
     if any(item.group.tokens.kind != "all" for item in cache.groups):
         lengths = {whole_number(item, "a valid length") for item in given or ()}
         return tuple(sorted({*lengths, cache.token_count}))

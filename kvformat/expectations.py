@@ -12,7 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 from kvformat.errors import MismatchError, UsageError
 from kvformat.identity import Identity
 from kvformat.manifest import Manifest
-from kvformat.tokens import BLOCK_TOKENS, CONTENT_TOKEN_ID, ContentSpan, Tokens, chain_hashes
+from kvformat.tokens import (
+    BLOCK_TOKENS,
+    CONTENT_TOKEN_ID,
+    ContentSpan,
+    Tokens,
+    chain_hashes,
+    checked_spans,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,9 @@ def check_identity(identity: Identity, expected: Expectation) -> None:
             found = getattr(found, step) if found is not None else None
         _compare("/identity/" + "/".join(path), wanted, found)
     if expected.adapters is not None:
+        if not isinstance(expected.adapters, (list, tuple)):
+            found = type(expected.adapters).__name__
+            raise UsageError("usage.argument", "adapters are no list of ids", found=found)
         found_ids = tuple(item.id for item in identity.adapters)
         _compare("/identity/adapters", tuple(expected.adapters), found_ids)
 
@@ -89,7 +99,10 @@ def _compare(pointer: str, wanted: object, found: object) -> None:
 
 def token_array(token_ids: ArrayLike) -> NDArray[np.uint32]:
     """Token ids as uint32 ``[T]``; raises ``usage.argument`` for anything else."""
-    array = np.asarray(token_ids)
+    try:
+        array = np.asarray(token_ids)
+    except ValueError:
+        raise UsageError("usage.argument", "token ids are not one list") from None
     if array.size == 0:
         array = array.astype(np.uint32)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -133,7 +146,8 @@ def verified_length(manifest: Manifest, expected: Expectation) -> int:
         )
     ids = token_array(expected.token_ids)
     start = tokens.first_position
-    before = tuple(span for span in expected.content if span.start < start)
+    content = checked_spans(expected.content)
+    before = tuple(span for span in content if span.start < start)
     hashes = chain_hashes(manifest.identity, ids[:start], expected.salt, content=before)
     whole = len(ids) >= start and len(hashes) == start // BLOCK_TOKENS
     if start and (not whole or hashes[-1] != chain.parent):
@@ -151,7 +165,7 @@ def verified_length(manifest: Manifest, expected: Expectation) -> int:
         expected.salt,
         parent=chain.parent,
         first_position=start,
-        content=expected.content,
+        content=content,
     )
     blocks = 0
     for wanted, found in zip(hashes, chain.hashes, strict=False):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvformat.digests import chain_key, keyed_digest
-from kvformat.errors import UsageError
+from kvformat.errors import InvalidError, UsageError
 from kvformat.fields import Node, schema_error, semantic_error, to_json
 from kvformat.identity import Identity
 
@@ -152,6 +152,30 @@ class Tokens:
             "count": self.count,
             "first_position": self.first_position,
         }
+
+
+def checked_spans(content: object) -> tuple[ContentSpan, ...]:
+    """Well-formed content spans of a caller; raises ``usage.argument``."""
+    if not isinstance(content, (tuple, list)):
+        found = type(content).__name__
+        raise UsageError("usage.argument", "content is not a list of spans", found=found)
+    spans: list[ContentSpan] = []
+    for number, span in enumerate(content):
+        where = f"content span {number}"
+        if not isinstance(span, ContentSpan):
+            found = type(span).__name__
+            raise UsageError("usage.argument", "not a ContentSpan", where=where, found=found)
+        try:
+            spans.append(ContentSpan.parse(Node(span.to_json())))
+        except InvalidError as error:
+            raise UsageError(
+                "usage.argument",
+                f"the span is not well-formed: {error.message}",
+                where=where + error.where,
+                expected=error.expected,
+                found=error.found,
+            ) from error
+    return tuple(spans)
 
 
 def chain_hashes(

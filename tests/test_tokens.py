@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 
 import kvformat
-from kvformat import ContentSpan, Expectation, KvformatError
+from kvformat import ContentSpan, Expectation, KvformatError, UsageError
 from kvformat.artifact import Artifact
 from kvformat.front import read_front
 from kvformat.storage import BytesSource
@@ -309,6 +309,26 @@ def test_content_comes_from_the_caller_and_must_agree() -> None:
             assert opened.verified_length == 256
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"content": (ContentSpan(-1, 5, "image", IMAGE.digest),)},
+        {"content": (ContentSpan(1, 2**70, "image", IMAGE.digest),)},
+        {"content": (ContentSpan(1, 2, "image", "zz"),)},
+        {"content": (5,)},
+        {"content": 5},
+        {"token_ids": [[1], [1, 2]]},
+        {"token_ids": [-1, 2]},
+        {"adapters": 5},
+    ],
+    ids=str,
+)
+def test_odd_expectations_are_usage_errors(odd: dict[str, Any]) -> None:
+    expect = Expectation(**{"token_ids": IDS[:COUNT], "salt": SALT, **odd})
+    with pytest.raises(UsageError):
+        kvformat.open(write(), expect=expect)
+
+
 @covers("TOK-5", "TOK-8")
 def test_content_that_no_chain_can_cross_is_refused() -> None:
     undigested = ContentSpan(100, 5, "image", None)
@@ -316,4 +336,4 @@ def test_content_that_no_chain_can_cross_is_refused() -> None:
     for content in ((undigested,), (across,), (IMAGE, IMAGE), (ContentSpan(-1, 5, "x", None),)):
         with pytest.raises(KvformatError) as caught:
             write(first_position=256, content=content)
-        assert caught.value.code == "input.identity"
+        assert caught.value.verdict == "usage"

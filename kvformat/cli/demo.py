@@ -104,15 +104,15 @@ def _folder(keep: str | None) -> Iterator[Path]:
         return
     folder = Path(keep)
     require_name(keep)
-    for name in (NAME, TOKENS):
-        if (folder / name).exists():
-            raise StorageError(
-                "io.exists",
-                "the target exists already",
-                where=str(folder / name),
-                next_step="Choose another folder",
-            )
     with storage_errors(keep, "io.write", "making the folder"):
+        for name in (NAME, TOKENS):
+            if (folder / name).exists():
+                raise StorageError(
+                    "io.exists",
+                    "the target exists already",
+                    where=str(folder / name),
+                    next_step="Choose another folder",
+                )
         folder.mkdir(parents=True, exist_ok=True)
     try:
         yield folder

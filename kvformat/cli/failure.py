@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -13,6 +12,7 @@ from typing import Final
 
 import click
 
+from kvformat.cli.process import silence
 from kvformat.cli.text import (
     STANDARD_OUTPUT,
     clean,
@@ -52,15 +52,13 @@ def answer(act: Callable[[], None], *, as_json: bool) -> int:
         except click.ClickException as error:
             return _report(usage_of(error), as_json=as_json)
     except BrokenPipeError:
-        _silence_output()
+        silence(sys.stdout)
         return OUTPUT_CLOSED
     except (KeyboardInterrupt, click.Abort):
         write_error("interrupted; nothing is left behind")
         return INTERRUPTED
     except OSError as error:
-        _silence_output()
-        code = "io.write" if error.errno in NO_ROOM else "io.read"
-        return _report(StorageError(code, f"the system says: {error}"), as_json=False)
+        return _report(_of_system(error), as_json=False)
     except Exception as error:
         return _internal(error)
 
@@ -74,6 +72,18 @@ def _complete(act: Callable[[], None]) -> int:
     with output_errors():
         sys.stdout.flush()
     return code
+
+
+def _of_system(error: OSError) -> StorageError:
+    """What the system says; it is of standard output if that cannot be flushed any more."""
+    try:
+        with output_errors():
+            sys.stdout.flush()
+    except StorageError as failed:
+        return failed
+    silence(sys.stdout)
+    code = "io.write" if error.errno in NO_ROOM else "io.read"
+    return StorageError(code, f"the system says: {error}")
 
 
 def usage_of(error: click.ClickException) -> UsageError:
@@ -98,9 +108,9 @@ def _report(error: KvformatError, *, as_json: bool) -> int:
         try:
             write_json(error.as_dict())
         except StorageError:
-            _silence_output()  # the line on standard error and the exit code have said it
+            silence(sys.stdout)  # the line on standard error and the exit code have said it
     elif error.where == STANDARD_OUTPUT:
-        _silence_output()
+        silence(sys.stdout)
     return error.exit_code
 
 
@@ -143,11 +153,3 @@ def _internal(error: Exception) -> int:
             f"please report it with the traceback that {DEBUG_VARIABLE}=1 shows"
         )
     return INTERNAL
-
-
-def _silence_output() -> None:
-    """Point standard output away, so that the interpreter's last flush does not complain."""
-    with contextlib.suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvformat.cache import Cache
+from kvformat.cli.foreign import parsing, unicode_text, whole
 from kvformat.cli.options import NPY_MAGIC
 from kvformat.dtypes import DTYPES
-from kvformat.errors import KvformatError, UsageError
+from kvformat.errors import UsageError
 from kvformat.storage import local_path, storage_errors
 
 SAFETENSORS_DTYPES: Final = {
@@ -54,6 +55,20 @@ def read_input(
     heads_total: int | None = None,
 ) -> Input:
     """The cache in ``file``; raises ``UsageError`` or ``StorageError``."""
+    with (
+        parsing(file, "the input cannot be read"),
+        storage_errors(file, "io.read", "reading the input"),
+    ):
+        return _read(
+            file,
+            dtype,
+            first_position=first_position,
+            head_start=head_start,
+            heads_total=heads_total,
+        )
+
+
+def _read(file: str, dtype: str | None, **place: Any) -> Input:
     path = local_path(file)
     if path is None:
         raise UsageError(
@@ -66,16 +81,24 @@ def read_input(
         head = handle.read(len(NPY_MAGIC))
     if head == NPY_MAGIC:
         array = with_dtype(open_npy(path), dtype, file)
-        return Input(Cache.from_kv(array, head_start=head_start, heads_total=heads_total))
+        del place["first_position"]  # windows need it, and this format has none
+        return Input(Cache.from_kv(array, **place))
     if path.suffix != ".safetensors":
         raise _unreadable(file, "this is neither a .npy nor a .safetensors file")
     tensors, metadata = open_safetensors(path)
     side = {name: tensors.pop(name, None) for name in SIDE_TENSORS}
+    ids = side["token_ids"]
+    if ids is not None and ids.ndim != 1:
+        raise UsageError(
+            "input.shape",
+            "token_ids is not one list",
+            where=file,
+            expected="[tokens]",
+            found=list(ids.shape),
+        )
     cache = Cache.from_tensors(
-        {name: with_dtype(tensor, dtype, name) for name, tensor in tensors.items()},
-        first_position=first_position,
-        head_start=head_start,
-        heads_total=heads_total,
+        {name: with_dtype(tensor, dtype, ascii(name[:80])) for name, tensor in tensors.items()},
+        **place,
     )
     return Input(cache, side["token_ids"], side["inv_freq"], metadata)
 
@@ -86,13 +109,11 @@ def _unreadable(file: object, message: str, found: object = None) -> UsageError:
 
 def open_npy(path: Path) -> NDArray[Any]:
     """The array of a .npy file as a read-only memory map; Python objects are refused."""
-    try:
-        with storage_errors(str(path), "io.read", "opening the array"):
-            return _map_npy(path)
-    except KvformatError:
-        raise
-    except Exception as error:
-        raise _unreadable(path, "the .npy file cannot be read", found=error) from None
+    with (
+        parsing(path, "the .npy file cannot be read"),
+        storage_errors(str(path), "io.read", "opening the array"),
+    ):
+        return _map_npy(path)
 
 
 def _map_npy(path: Path) -> NDArray[Any]:
@@ -165,16 +186,12 @@ def open_safetensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
             raise _unreadable(path, "this is not a .safetensors file")
         raw = file.read(length)
-    try:
-        header = json.loads(raw)
-        metadata = header.pop("__metadata__", {})
-        good = isinstance(metadata, dict) and all(
-            isinstance(item, str) for item in metadata.values()
-        )
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        good = False
-    if not good:
-        raise _unreadable(path, "the header of the .safetensors file cannot be read")
+    with parsing(path, "the header of the .safetensors file cannot be read"):
+        header = json.loads(raw.decode("utf-8"))
+        said = header.pop("__metadata__", {})
+        metadata = {unicode_text(key): unicode_text(text) for key, text in said.items()}
+        for name in header:
+            unicode_text(name)
     data: NDArray[np.uint8] = np.empty(0, np.uint8)
     if size > 8 + length:
         data = np.memmap(path, np.uint8, "r", offset=8 + length)
@@ -183,11 +200,9 @@ def open_safetensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str
 
 def _tensor(path: Path, data: NDArray[np.uint8], name: str, entry: Any) -> NDArray[Any]:
     where = f"{path}, tensor {name[:80]!a}"
-    try:
-        dtype, shape = str(entry["dtype"]), [int(side) for side in entry["shape"]]
-        start, stop = (int(item) for item in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError):
-        raise _unreadable(where, "the tensor's header cannot be read") from None
+    with parsing(where, "the tensor's header cannot be read"):
+        dtype, shape = unicode_text(entry["dtype"]), [whole(side) for side in entry["shape"]]
+        start, stop = (whole(item) for item in entry["data_offsets"])
     if dtype not in SAFETENSORS_DTYPES:
         raise UsageError(
             "input.dtype",
@@ -197,8 +212,8 @@ def _tensor(path: Path, data: NDArray[np.uint8], name: str, entry: Any) -> NDArr
             found=ascii(dtype[:80]),
         )
     wanted = SAFETENSORS_DTYPES[dtype]
-    fits = all(side >= 0 for side in shape) and stop - start == prod(shape) * wanted.itemsize
-    if not fits or not 0 <= start <= stop <= len(data):
+    fits = stop - start == prod(shape) * wanted.itemsize
+    if not fits or not start <= stop <= len(data):
         raise UsageError(
             "usage.argument",
             "the tensor does not lie inside the file, or has another size than its shape",
@@ -207,4 +222,5 @@ def _tensor(path: Path, data: NDArray[np.uint8], name: str, entry: Any) -> NDArr
             found=f"bytes {start:,} to {stop:,}",
             next_step="The file may be truncated",
         )
-    return data[start:stop].view(wanted).reshape(shape)
+    with parsing(where, "the tensor has a shape that no array can have"):
+        return data[start:stop].view(wanted).reshape(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Iterator, Mapping
@@ -12,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvformat.cli.inputs import SAFETENSORS_DTYPES
+from kvformat.cli.text import require_output
 from kvformat.errors import StorageError, UsageError
-from kvformat.storage import ensure_absent, local_path, publish, spool_directory
+from kvformat.storage import ensure_absent, local_path, publish, spool_directory, storage_errors
 
 WRITE_BYTES: Final = 8 * 2**20
 _NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
@@ -36,15 +38,27 @@ def require_name(target: str) -> None:
 def check_target(target: str, source: str, *, overwrite: bool) -> None:
     """Refuse early what ``publish`` would refuse late, and what it would regret."""
     require_name(target)
-    path, origin = local_path(target), local_path(source)
-    ensure_absent(target, overwrite=overwrite)
-    spool_directory(target)
-    if path is None or not path.exists():
-        return
-    if not path.is_file():
-        raise StorageError("io.exists", "the target is no regular file", where=str(path))
-    if origin is not None and origin.exists() and origin.samefile(path):
-        raise UsageError("usage.argument", "the output would replace the input", where=str(path))
+    require_output()
+    with storage_errors(target, "io.write", "looking at the target"):
+        path = local_path(target)
+        ensure_absent(target, overwrite=overwrite)
+        spool_directory(target)
+        if path is None or not path.exists():
+            return
+        if not path.is_file():
+            raise StorageError("io.exists", "the target is no regular file", where=str(path))
+        if _same(path, source):
+            raise UsageError(
+                "usage.argument", "the output would replace the input", where=str(path)
+            )
+
+
+def _same(path: Path, source: str) -> bool:
+    """Whether ``source`` is that file; one that cannot be looked at is told when it is opened."""
+    with contextlib.suppress(OSError, ValueError):
+        origin = local_path(source)
+        return origin is not None and origin.samefile(path)
+    return False
 
 
 def require_suffix(target: str, *suffixes: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TextIO
@@ -17,6 +18,9 @@ from rich.text import Text
 from kvformat.cli.text import clean, output_errors
 
 PIPE_WIDTH: Final = 100
+SIZES: Final = ("COLUMNS", "LINES")
+SIDE: Final = re.compile(r"[1-9][0-9]{0,3}")
+"""What they may say; the library takes 5,000 digits or none for a number and fails."""
 WIDEST_NAME: Final = 32
 NARROWEST_WORDS: Final = 12
 """A column of words is folded to this width before a table becomes a list."""
@@ -27,8 +31,12 @@ INDENT: Final = (0, 0, 0, 2)
 
 def make_console(stream: TextIO) -> Console:
     """A console without markup; as wide as the terminal, or 100 columns in a pipe."""
-    fixed = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(file=stream, width=fixed, highlight=False, markup=False, emoji=False)
+    environment = {key: os.environ[key] for key in os.environ if key not in SIZES}
+    environment |= {key: os.environ[key] for key in SIZES if SIDE.fullmatch(os.environ.get(key, ""))}
+    fixed = None if stream.isatty() or "COLUMNS" in environment else PIPE_WIDTH
+    return Console(
+        file=stream, width=fixed, highlight=False, markup=False, emoji=False, _environ=environment
+    )
 
 
 def emit(*parts: RenderableType) -> None:

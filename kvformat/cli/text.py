@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any, Final
@@ -36,9 +38,21 @@ def output_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
+        closed = error.errno == errno.EBADF
+        reason = "it is closed" if closed else error.strerror or type(error).__name__
         raise StorageError(
-            "io.write", f"writing failed: {error.strerror}", where=STANDARD_OUTPUT
+            "io.write", f"writing failed: {reason}", where=STANDARD_OUTPUT
         ) from error
+
+
+def require_output() -> None:
+    """Refuse before any work what could not be told in the end; no byte is written."""
+    try:
+        number = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return  # not a stream of the system
+    with output_errors():
+        os.write(number, b"")
 
 
 def write_error(line: str) -> None:

@@ -1,0 +1,1 @@
+"""Makes the conformance cases: ``python -m conformance.generate [--check | --new]``."""

@@ -1,0 +1,141 @@
+"""What the reference says to a call of the protocol, asked in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+import kvformat
+from kvformat import Expectation, KvformatError
+from kvformat.artifact import open_artifact
+from kvformat.verification import verify
+from tests import reference
+
+
+@dataclass
+class Answer:
+    """A verdict with what belongs to it."""
+
+    code: str
+    detail: str = ""
+    manifest_digest: str = ""
+    integers: dict[str, list[str]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+
+
+def ask(
+    call: str, arguments: Sequence[str], data: bytes | None, files: Mapping[str, bytes]
+) -> Answer:
+    """The answer of the package; where it is ``ok``, the second reader must say the same."""
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    expected: dict[str, Any] = {}
+    if "--expect-model" in options:
+        expected["model"] = options["--expect-model"]
+    if "--expect-token-ids" in options:
+        expected["token_ids"] = np.array(
+            json.loads(files[options["--expect-token-ids"]]), np.uint32
+        )
+    if "--salt-file" in options:
+        expected["salt"] = files[options["--salt-file"]]
+    expect = Expectation(**expected) if expected else None
+    try:
+        if data is None:
+            kvformat.open("/nonexistent/absent.kvf")
+            raise AssertionError("unreachable")
+        if call == "verify":
+            found = verify(data, expect=expect, in_child=False, workers=1)
+            return Answer("ok", "", found.manifest_digest, integers_of(data))
+        with open_artifact(data, expect=expect) as artifact:
+            if call == "inspect":
+                return Answer("ok", "", artifact.manifest_digest)
+            return Answer("ok", "", digests=_decode(artifact, data, options))
+    except KvformatError as error:
+        if not error.where and error.verdict == "invalid":
+            raise AssertionError(f"no place: {error}") from error
+        return Answer(error.code, str(error))
+
+
+def _interval(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, last = text.split(":")
+    return int(first), int(last)
+
+
+def _decode(artifact: kvformat.Artifact, data: bytes, options: Mapping[str, str]) -> dict[str, str]:
+    parts = {name: _interval(options.get(f"--{name}")) for name in ("tokens", "layers", "heads")}
+    track = options["--track"]
+    restored = artifact.read(track=track, workers=1, **parts)
+    result = {}
+    whole = _whole(data)[track]
+    count = artifact.manifest.tokens.count
+    for group in artifact.manifest.groups:
+        if group.name not in restored:
+            continue
+        first = group.held(count)[0]
+        tokens = slice(None)
+        if parts["tokens"] and group.tokens.kind != "state":
+            tokens = slice(max(parts["tokens"][0] - first, 0), max(parts["tokens"][1] - first, 0))
+        layers = [
+            index
+            for index, layer in enumerate(group.layers)
+            if parts["layers"] is None or parts["layers"][0] <= layer < parts["layers"][1]
+        ]
+        heads = slice(None)
+        if parts["heads"]:
+            heads = slice(*(item - group.head_start for item in parts["heads"]))
+        second = np.ascontiguousarray(whole[group.name][layers][:, tokens, heads]).tobytes()
+        mine = np.ascontiguousarray(restored[group.name]).tobytes()
+        if mine != second:
+            raise AssertionError(f"the two readers differ in group {group.name} of {track}")
+        result[group.name] = blake3(mine).hexdigest()
+    return result
+
+
+_CACHE: dict[bytes, Any] = {}
+
+
+def _whole(data: bytes) -> dict[str, dict[str, Any]]:
+    if data not in _CACHE:
+        _CACHE.clear()
+        _CACHE[data] = reference.reference_restore(data)
+    found: dict[str, dict[str, Any]] = _CACHE[data]
+    return found
+
+
+def integers_of(data: bytes) -> dict[str, list[str]]:
+    """The integer digests of every track, from the second reader's decoded integers."""
+    cut = reference.cut_up(data)
+    result: dict[str, list[str]] = {}
+    for track in cut.manifest["tracks"]:
+        quality = next(q for q in cut.manifest["qualities"] if q["name"] == track["quality"])
+        mine = result.setdefault(track["name"], [])
+        for row in cut.segments[track["name"]]:
+            group = cut.manifest["groups"][row["group"]]
+            shape = (row["layer_count"], row["token_count"], row["head_count"], group["head_dim"])
+            stored = cut.data[row["offset"] : row["offset"] + row["stored_bytes"]]
+            payload, codec = stored[row["side_bytes"] :], track["codecs"][row["group"]]
+            if quality["encodings"][row["group"]] == "exact":
+                size = reference.DTYPES[group["dtype"]].itemsize
+                q = reference.exact_bytes(codec, payload, shape, size)
+            else:
+                where = cut.sets[quality["name"]][row["set_index"]]
+                item = reference.parse_set(
+                    cut.data[where["offset"] : where["offset"] + where["bytes"]]
+                )
+                heads = slice(row["head_start"], row["head_start"] + row["head_count"])
+                order = None if item.order is None else item.order[:, heads]
+                layout = track["layouts"][row["layout"]] if codec == "hevc" else None
+                q = reference.integers_of(codec, payload, shape, order, layout)
+            digest = blake3(np.ascontiguousarray(q).tobytes()).digest()
+            if digest != row["integer_digest"]:
+                raise AssertionError(
+                    f"the second reader differs in the integers of {track['name']}"
+                )
+            mine.append(digest.hex())
+    return result

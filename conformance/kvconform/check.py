@@ -1,0 +1,111 @@
+"""``kvconform check-cases``: the case folders keep their own rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from jsonschema import Draft202012Validator
+
+from kvconform.cases import Case, Operation, case_files, parse, schema
+from kvconform.protocol import CODES, LEVELS
+
+LARGEST_INPUT: Final = 65_536
+_FILE_OPTIONS: Final = ("--expect-token-ids", "--salt-file")
+_OPTIONS: Final = (*_FILE_OPTIONS, "--expect-model", "--track", "--tokens", "--layers", "--heads")
+_RESULTS: Final = {
+    "inspect": {"manifest_digest"},
+    "verify": {"manifest_digest", "integers"},
+    "decode": {"digests"},
+}
+
+
+def check_cases(root: Path) -> list[str]:
+    """All problems of the cases below ``root``, one line each."""
+    validator = Draft202012Validator(schema("case"))
+    problems: list[str] = []
+    seen: dict[str, Path] = {}
+    for path in case_files(root):
+        name = path.parent.relative_to(root).as_posix()
+        try:
+            value = json.loads(path.read_bytes())
+        except ValueError as error:
+            problems.append(f"{name}: case.json is not JSON: {error}")
+            continue
+        wrong = [f"{item.json_path}: {item.message}" for item in validator.iter_errors(value)]
+        wrong = wrong or list(_check_case(value, path.parent))
+        if not wrong and seen.setdefault(value["id"], path) != path:
+            wrong.append(f"the id is also that of {seen[value['id']].parent}")
+        problems += [f"{name}: {item}" for item in wrong]
+    problems += _strays(root)
+    return problems
+
+
+def _strays(root: Path) -> Iterator[str]:
+    """Folders of a level without ``case.json``."""
+    for level in LEVELS:
+        for folder in sorted((root / level).glob("*/")):
+            if not (folder / "case.json").is_file():
+                yield f"{level}/{folder.name}: there is no case.json"
+
+
+def _check_case(value: dict[str, Any], folder: Path) -> Iterator[str]:
+    case = parse(value, folder)
+    if folder.name != case.id:
+        yield f"the folder's name is not the id {case.id}"
+    if folder.parent.name != case.level:
+        yield f"the folder is in {folder.parent.name}, the level is {case.level}"
+    if not (folder / "README.md").is_file():
+        yield "there is no README.md"
+    absent = all(item.expect.get("codes") == ["io.not-found"] for item in case.operations)
+    for path in (case.input, *(folder / item for item in case.files)):
+        if not path.is_file():
+            if not (absent and path == case.input):
+                yield f"there is no file {path.name}"
+        elif path.stat().st_size > LARGEST_INPUT:
+            yield f"{path.name} has more than {LARGEST_INPUT:,} bytes"
+    known = {"case.json", "README.md", case.input.name, *case.files}
+    for path in sorted(folder.iterdir()):
+        if path.name not in known:
+            yield f"the file {path.name} is not listed"
+    size = case.input.stat().st_size if case.input.is_file() else None
+    for index, operation in enumerate(case.operations):
+        for item in _check_operation(case, operation, size):
+            yield f"operation {index}: {item}"
+
+
+def _check_operation(case: Case, operation: Operation, size: int | None) -> Iterator[str]:
+    expect = operation.expect
+    verdict = expect["verdict"]
+    if verdict == "ok":
+        extra = set(expect) - {"verdict"} - _RESULTS[operation.call]
+    else:
+        extra = set(expect) - {"verdict", "codes"}
+        unknown = set(expect.get("codes", ())) - set(CODES[verdict])
+        if unknown:
+            yield f"no codes of the verdict {verdict}: {', '.join(sorted(unknown))}"
+    if extra:
+        yield f"does not fit {operation.call} with verdict {verdict}: {', '.join(sorted(extra))}"
+    yield from _check_arguments(case, operation)
+    for variant in operation.variants if size is not None else ():
+        fits = variant.place < (size or 0)
+        if variant.kind == "flip" and not (fits and 0 < variant.mask < 256):
+            yield f"a flip outside the input or without effect: {variant}"
+        if variant.kind == "cut" and not fits:
+            yield f"a cut that cuts nothing: {variant}"
+
+
+def _check_arguments(case: Case, operation: Operation) -> Iterator[str]:
+    if operation.expect["verdict"] == "usage":
+        return  # wrong arguments may be what the case is about
+    if operation.call == "decode" and "--track" not in operation.arguments:
+        yield "decode without --track"
+    for option, value in zip(operation.arguments[::2], operation.arguments[1::2], strict=False):
+        if option not in _OPTIONS:
+            yield f"no option of the protocol: {option}"
+        if option in _FILE_OPTIONS and value not in case.files:
+            yield f"{option} names {value}, which is not in files"
+    if len(operation.arguments) % 2:
+        yield "an option without value"

@@ -1,0 +1,138 @@
+#!/usr/bin/env node
+// SPDX-License-Identifier: Apache-2.0
+// Commands info, inspect, verify and decode. One JSON object on standard output, and its verdict as exit code.
+import { readFile } from 'node:fs/promises';
+import { endianness } from 'node:os';
+import { parseArgs } from 'node:util';
+import { openArtifact } from './artifact.mjs';
+import { verifiedLength } from './chain.mjs';
+import { available } from './codecs/hevc.mjs';
+import { EXIT, Failure, check } from './failure.mjs';
+import { restoreTo, select } from './restore.mjs';
+import { verify } from './verify.mjs';
+
+const usage = (detail) => new Failure('usage.argument', 'arguments', detail);
+const expectations = { 'expect-model': { type: 'string' }, 'expect-token-ids': { type: 'string' }, 'salt-file': { type: 'string' } };
+const COMMANDS = {
+  info: { options: {}, run: info },
+  inspect: { options: {}, run: inspect },
+  verify: { options: expectations, run: verifyAll },
+  decode: {
+    options: {
+      ...expectations, track: { type: 'string' }, tokens: { type: 'string' }, layers: { type: 'string' },
+      heads: { type: 'string' }, output: { type: 'string' },
+    },
+    run: decode,
+  },
+};
+
+async function info() {
+  const codecs = available() ? ['stored', 'zstd', 'hevc'] : ['stored', 'zstd'];
+  return { name: 'minimal-js', versions: ['0.9'], codecs, features: [], commands: Object.keys(COMMANDS) };
+}
+
+async function inspect(artifact) {
+  return { detail: unverified(artifact, null), manifest: artifact.manifest, manifest_digest: manifestDigest(artifact) };
+}
+
+async function verifyAll(artifact, options) {
+  const length = await expected(artifact, options);
+  // The whole artifact is asked about, as far as ids are given: one that differs is an answer, ids that lack are not.
+  check(!length?.differs, 'identity.tokens', '/tokens/chain', `other tokens from ordinal ${length?.verified} on (TOK-11)`);
+  const integers = await verify(artifact);
+  const source = artifact.manifest.qualities.some((q) => q.name === 'exact') ? '' : 'source_digest, ';
+  const open = `not checked: ${source}the quality, references and bypass in HEVC (VER-5), whether the identity is true`;
+  return { detail: `${open}; ${unverified(artifact, length)}`, integers, manifest_digest: manifestDigest(artifact) };
+}
+
+async function decode(artifact, options) {
+  const { manifest: m } = artifact;
+  const [tokens, layers, heads] = ['tokens', 'layers', 'heads'].map((key) => interval(options[key], key));
+  if (options.track === undefined || options.output === undefined) throw usage('--track and --output are needed');
+  const length = await expected(artifact, options);
+  const track = m.tracks.find((t) => t.name === options.track);
+  check(track, 'usage.selection', 'track', `no track ${options.track}; there are ${m.tracks.map((t) => t.name)}`);
+  const parts = select(m, { tokens, layers, heads });
+  const stop = tokens ? tokens[1] : m.tokens.count;
+  check(length === null || stop <= length.verified, 'identity.tokens', '/tokens/chain',
+    `tokens are verified up to ordinal ${length?.verified} only (TOK-11)`);
+  const digests = await restoreTo(options.output, artifact, track, parts);
+  return { detail: unverified(artifact, length), digests, manifest_digest: manifestDigest(artifact) };
+}
+
+const manifestDigest = (artifact) => artifact.header.manifestDigest.toString('hex');
+
+/** What ENG-2 and VER-3 want said about the tokens. */
+function unverified({ manifest: { identity, tokens } }, length) {
+  if (identity.kind !== 'tokens') return `the tokens are not verified: the artifact is of kind ${identity.kind}`;
+  return length ? `tokens are verified up to ordinal ${length.verified} of ${tokens.count}` : 'no token ids were given to compare';
+}
+
+/** Compare what the caller expects; returns the verified length, or null if no ids are given. */
+async function expected({ manifest: m }, options) {
+  const model = options['expect-model'];
+  check(model === undefined || model === m.identity.model.id, 'identity.field', '/identity/model/id',
+    `expected ${model}, found ${m.identity.model.id}`);
+  const salt = options['salt-file'] === undefined ? Buffer.alloc(0) : await argumentFile(options['salt-file']);
+  if (options['expect-token-ids'] === undefined) {
+    if (options['salt-file'] !== undefined) throw usage('--salt-file needs --expect-token-ids');
+    return null;
+  }
+  let ids;
+  try {
+    ids = JSON.parse(await argumentFile(options['expect-token-ids']));
+  } catch (error) {
+    throw error instanceof Failure ? error : usage(`--expect-token-ids: ${error.message}`);
+  }
+  // 2^32 - 1 stands for content that is no text (TOK-6).
+  if (!Array.isArray(ids) || !ids.every((id) => Number.isInteger(id) && id >= 0 && id < 2 ** 32 - 1)) {
+    throw usage('--expect-token-ids: expected a JSON list of integers from 0 to 2^32 - 2');
+  }
+  return verifiedLength(m, ids, salt);
+}
+
+async function argumentFile(path) {
+  return readFile(path).catch((error) => { throw usage(error.message); });
+}
+
+function interval(text, key) {
+  if (text === undefined) return null;
+  const match = /^(\d{1,15}):(\d{1,15})$/.exec(text);
+  if (!match || Number(match[1]) >= Number(match[2])) throw usage(`--${key}: expected A:B with A below B, found ${text}`);
+  return [Number(match[1]), Number(match[2])];
+}
+
+async function main(argv) {
+  if (endianness() !== 'LE') throw new Error('this reader uses typed arrays as little-endian numbers');
+  const [name, ...rest] = argv;
+  if (!Object.hasOwn(COMMANDS, name ?? '')) throw usage(`expected one of ${Object.keys(COMMANDS)}`);
+  const command = COMMANDS[name];
+  let parsed;
+  try {
+    parsed = parseArgs({ args: rest, options: command.options, allowPositionals: true });
+  } catch (error) {
+    throw usage(error.message);
+  }
+  if (parsed.positionals.length !== (name === 'info' ? 0 : 1)) throw usage('expected one URL, and none for info');
+  if (name === 'info') return info();
+  const artifact = await openArtifact(parsed.positionals[0]);
+  try {
+    return { verdict: 'ok', code: null, where: parsed.positionals[0], ...await command.run(artifact, parsed.values) };
+  } finally {
+    await artifact.close();
+  }
+}
+
+let answer;
+try {
+  answer = { protocol: 1, ...await main(process.argv.slice(2)) };
+} catch (error) {
+  if (!(error instanceof Failure)) {
+    console.error(error);
+    process.exit(70);
+  }
+  const { verdict, code, where, message } = error;
+  answer = { protocol: 1, verdict, code, where, detail: message };
+}
+// Exit once the answer is written: idle connections would keep the process for seconds.
+process.stdout.write(`${JSON.stringify(answer)}\n`, () => process.exit(EXIT[answer.verdict ?? 'ok']));
