@@ -214,6 +214,7 @@ def parse_set_table(data: Buffer, manifest: Manifest, quality: Quality) -> SetTa
     order = groups * 65_536 + start
     _require(table, "order of sets", np.diff(order) >= 0, True)
     _require(table, "bytes", records["bytes"] >= 16, True)
+    _require_at_most(table, "bytes", records["bytes"], "integer")
     channels = np.array([item.channels for item in manifest.groups], np.uint64)[groups]
     largest = 16 + 1024 + 12 * channels * records["layer_count"]
     _require(table, "bytes", records["bytes"] <= largest, True)
