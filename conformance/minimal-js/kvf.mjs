@@ -1,8 +1,11 @@
 #!/usr/bin/env node
 // SPDX-License-Identifier: Apache-2.0
 // Commands info, inspect, verify and decode. One JSON object on standard output, and its verdict as exit code.
+// The command batch reads calls as lines and answers each with a line (section 4 of ../PROTOCOL.md).
+import { readFileSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { endianness } from 'node:os';
+import { createInterface } from 'node:readline';
 import { parseArgs } from 'node:util';
 import { openArtifact } from './artifact.mjs';
 import { verifiedLength } from './chain.mjs';
@@ -13,6 +16,7 @@ import { verify } from './verify.mjs';
 
 const usage = (detail) => new Failure('usage.argument', 'arguments', detail);
 const expectations = { 'expect-model': { type: 'string' }, 'expect-token-ids': { type: 'string' }, 'salt-file': { type: 'string' } };
+const BUG = 70;
 const COMMANDS = {
   info: { options: {}, run: info },
   inspect: { options: {}, run: inspect },
@@ -26,9 +30,12 @@ const COMMANDS = {
   },
 };
 
-async function info() {
-  const codecs = available() ? ['stored', 'zstd', 'hevc'] : ['stored', 'zstd'];
-  return { name: 'minimal-js', versions: ['0.9'], codecs, features: [], commands: Object.keys(COMMANDS) };
+function info() {
+  const { version } = JSON.parse(readFileSync(new URL('package.json', import.meta.url)));
+  return {
+    name: 'minimal-js', version, formats: ['0.9'], codecs: available() ? ['stored', 'zstd', 'hevc'] : ['stored', 'zstd'], features: [],
+    levels: ['core', 'uncommon', 'faulty', 'hostile', 'future', 'gold'], batch: true,
+  };
 }
 
 async function inspect(artifact) {
@@ -102,10 +109,9 @@ function interval(text, key) {
   return [Number(match[1]), Number(match[2])];
 }
 
-async function main(argv) {
-  if (endianness() !== 'LE') throw new Error('this reader uses typed arrays as little-endian numbers');
+async function run(argv) {
   const [name, ...rest] = argv;
-  if (!Object.hasOwn(COMMANDS, name ?? '')) throw usage(`expected one of ${Object.keys(COMMANDS)}`);
+  if (!Object.hasOwn(COMMANDS, name ?? '')) throw usage(`expected one of ${Object.keys(COMMANDS)}, batch`);
   const command = COMMANDS[name];
   let parsed;
   try {
@@ -117,22 +123,56 @@ async function main(argv) {
   if (name === 'info') return info();
   const artifact = await openArtifact(parsed.positionals[0]);
   try {
-    return { verdict: 'ok', code: null, where: parsed.positionals[0], ...await command.run(artifact, parsed.values) };
+    return { where: parsed.positionals[0], ...await command.run(artifact, parsed.values) };
   } finally {
     await artifact.close();
   }
 }
 
-let answer;
-try {
-  answer = { protocol: 1, ...await main(process.argv.slice(2)) };
-} catch (error) {
-  if (!(error instanceof Failure)) {
-    console.error(error);
-    process.exit(70);
+/** The answer of one call. Errors that are no Failure are bugs and go on to the end of this file. */
+async function answer(call) {
+  try {
+    return { protocol: 1, verdict: 'ok', code: null, ...await call() };
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+    const { verdict, code, where, message } = error;
+    return { protocol: 1, verdict, code, where, detail: message };
   }
-  const { verdict, code, where, message } = error;
-  answer = { protocol: 1, verdict, code, where, detail: message };
 }
-// Exit once the answer is written: idle connections would keep the process for seconds.
-process.stdout.write(`${JSON.stringify(answer)}\n`, () => process.exit(EXIT[answer.verdict ?? 'ok']));
+
+/** Write a line and wait until it is written. */
+const print = (value) => new Promise((done) => { process.stdout.write(`${JSON.stringify(value)}\n`, done); });
+
+function lineArguments(line) {
+  try {
+    const argv = JSON.parse(line);
+    if (Array.isArray(argv) && argv.every((item) => typeof item === 'string')) return argv;
+  } catch {
+    // answered below
+  }
+  throw usage('expected a JSON list of strings');
+}
+
+async function batch() {
+  for await (const line of createInterface({ input: process.stdin })) {
+    const answered = await answer(() => run(lineArguments(line)));
+    await print({ ...answered, exit: EXIT[answered.verdict] });
+  }
+  return 0;
+}
+
+async function single(argv) {
+  const answered = await answer(() => run(argv));
+  await print(answered);
+  return EXIT[answered.verdict];
+}
+
+try {
+  if (endianness() !== 'LE') throw new Error('this reader uses typed arrays as little-endian numbers');
+  const argv = process.argv.slice(2);
+  // Exit at once: idle connections would keep the process for seconds.
+  process.exit(argv.length === 1 && argv[0] === 'batch' ? await batch() : await single(argv));
+} catch (error) {
+  console.error(error);
+  process.exit(BUG);
+}

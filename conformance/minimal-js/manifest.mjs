@@ -83,7 +83,7 @@ const manifest = object({
     dtype: oneOf(...Object.keys(DTYPE_BYTES)),
     head_dim: int(1, 65536),
     head_start: int(),
-    heads: int(1),
+    heads: int(1, 65536),
     heads_total: int(1, 65536),
     layers: list(int(), { min: 1, limit: 4096 }),
     name,
@@ -119,7 +119,7 @@ const manifest = object({
   }), { min: 1, limit: 16 }),
   segmentation: object({
     alignment: oneOf(1, 4096),
-    groups: list(object({ heads: int(1), layers: int(1, 3) })),
+    groups: list(object({ heads: int(1, 65536), layers: int(1, 3) })),
     order: oneOf('token-major', 'layer-major'),
     tokens: int(1, 65536),
   }),
@@ -138,7 +138,7 @@ const manifest = object({
     name: match(/^[a-z0-9][a-z0-9-]{0,47}\/(stored|zstd|hevc)$/),
     quality: name, segments: int(0, 1_048_576), table_digest: digest,
   }), { min: 1, limit: 32 }),
-  valid_lengths: nullable(list(int())),
+  valid_lengths: nullable(list(int(0, TOKENS))),
   version: oneOf('0.9'),
 });
 

@@ -11,8 +11,8 @@ import { segmentRecord } from './tables.mjs';
 const CHUNK = 4 * 2 ** 20;
 
 /**
- * Which part of each group a selection names, in indices of the group, and where it lies in the output.
- * The specification does not define the selection of a group with other heads or tokens; see README.md.
+ * Which part of each group a selection names, in indices of the group, and where it lies in the output: each layer
+ * must be in some group, each head in all that hold one of the layers (PAR-4). For tokens see README.md.
  */
 export function select(m, { tokens, layers, heads }) {
   const T = m.tokens.count;

@@ -10,6 +10,7 @@ import { DTYPE_BYTES } from './manifest.mjs';
 const DECODED_LIMIT = 268_435_456;
 const CHANNELS_LIMIT = 1_048_576;
 const TOKENS_LIMIT = 2 ** 40;
+const CELLS_LIMIT = 1_048_576;
 
 const ascending = (values) => values.every((v, i) => i === 0 || values[i - 1] < v);
 const distinct = (values) => new Set(values).size === values.length;
@@ -115,6 +116,7 @@ function checkQualities(m) {
 
 function checkTracks(m) {
   const cells = countCells(m);
+  check(cells <= CELLS_LIMIT, 'limit.exceeded', '/segmentation', `limit ${CELLS_LIMIT} cells, found ${cells}`);
   m.tracks.forEach((t, i) => {
     const at = `/tracks/${i}`;
     const quality = m.qualities.find((q) => q.name === t.quality);

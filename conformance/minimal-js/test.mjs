@@ -318,6 +318,8 @@ test('manifest: features, extensions, schema', async () => {
     ['manifest.schema', 'groups/0/tokens', { kind: 'state', shape: [] }], ['manifest.semantics', 'valid_lengths', [7]],
     ['manifest.schema', 'segmentation/alignment', 2], ['manifest.schema', 'segmentation/tokens', 0],
     ['limit.exceeded', 'segmentation/tokens', 65537], ['limit.exceeded', 'segmentation/groups/0/layers', 4],
+    ['limit.exceeded', 'groups/0/heads', 65537], ['limit.exceeded', 'segmentation/groups/0/heads', 65537],
+    ['limit.exceeded', 'valid_lengths', [2 ** 40 + 1]],
     ['manifest.schema', 'segmentation/groups/0/layers', 0], ['manifest.semantics', 'segmentation/groups/0/heads', 2],
     ['manifest.semantics', 'segmentation/groups', [{ heads: 1, layers: 2 }]], ['manifest.semantics', 'segmentation/tokens', 1],
     ['manifest.semantics', 'tokens/count', 2 ** 40], ['limit.exceeded', 'tokens/count', 2 ** 40 + 1],
@@ -340,6 +342,7 @@ test('manifest: features, extensions, schema', async () => {
     const change = set(path, value);
     await expectCode(code.split('-')[0] === 'ok' ? 'ok' : code, `${path} ${JSON.stringify(value)?.slice(0, 40)}`, change);
   }
+  await expectCode('limit.exceeded', 'more cells than a track may have', set('tokens/count', 2 ** 40), {}, HEVC);
   await expectCode('manifest.semantics', 'content_id', (m) => { m.content_id = '0'.repeat(64); }, { keepContentId: true });
   const layout = (member, value) => (m) => { m.tracks[0].layouts[0][member] = value; };
   for (const [code, ...args] of [['limit.exceeded', 'width', 8193], ['manifest.schema', 'width', 150], ['manifest.schema', 'height', 128],
@@ -513,7 +516,25 @@ test('command line: answers and exit codes', async () => {
   writeFileSync(bad, file);
   assert.equal(cli('decode', bad, '--track', 'exact/stored', '--output', `${out}2`).code, 'segment.digest');
   assert.equal(readdirSync(temporary).length, before + 1, 'no output is left behind (ERR-4)');
-  assert.equal(cli('info').name, 'minimal-js');
+  const { name, batch, formats } = cli('info');
+  assert.deepEqual([name, batch, formats], ['minimal-js', true, ['0.9']]);
+});
+
+test('command line: batch', () => {
+  const out = join(temporary, 'batch-out');
+  const calls = [
+    ['verify', WORKED], ['verify', '/nowhere/file.kvf'], ['decode', WORKED, '--track', 'exact/zstd', '--output', out],
+    'info', [1], ['batch'], ['inspect', WORKED],
+  ];
+  const input = calls.map((call) => `${JSON.stringify(call)}\n`).join('');
+  const { status, stdout } = spawnSync(process.execPath, [here('kvf.mjs'), 'batch'], { encoding: 'utf8', input: `${input}no JSON\n` });
+  const answers = stdout.trimEnd().split('\n').map((line) => JSON.parse(line));
+  assert.equal(status, 0);
+  assert.deepEqual(answers.map((a) => a.exit), [0, 74, 0, 64, 64, 64, 0, 64]);
+  assert.deepEqual(answers.map((a) => a.verdict), ['ok', 'io_error', 'ok', 'usage', 'usage', 'usage', 'ok', 'usage']);
+  const { exit, ...answer } = answers[0];
+  const { status: alone, stderr, ...same } = cli('verify', WORKED);
+  assert.deepEqual([answer, exit, stderr], [same, alone, '']);
 });
 
 test('HTTP: range requests', async (t) => {

@@ -108,8 +108,11 @@ class Bits {
 
 function checkVps(bits, must) {
   must(bits.u(4) === 0, 'vps_video_parameter_set_id (HEV-4)');
-  bits.u(28); // layer flags and counts, nesting flag, 16 reserved bits
-  bits.u(3); // profile space and tier
+  bits.u(2);
+  must(bits.u(6) === 0 && bits.u(3) === 0, 'layers or sub-layers of the VPS (HEV-4)');
+  bits.u(17); // nesting flag, 16 reserved bits
+  must(bits.u(2) === 0, 'general_profile_space of the VPS (HEV-4)');
+  bits.u(1); // tier
   must(bits.u(5) === 4, 'general_profile_idc of the VPS (HEV-4)');
 }
 
@@ -117,7 +120,8 @@ function checkSps(bits, layout, must) {
   must(bits.u(4) === 0, 'sps_video_parameter_set_id (HEV-4)');
   must(bits.u(3) === 0, 'sps_max_sub_layers_minus1 (HEV-4)');
   bits.u(1);
-  bits.u(3);
+  must(bits.u(2) === 0, 'general_profile_space (HEV-4)');
+  bits.u(1); // tier
   must(bits.u(5) === 4, 'general_profile_idc (HEV-4)');
   bits.u(40); // compatibility flags and the first constraint flags
   bits.u(48); // the others, level
