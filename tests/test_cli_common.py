@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
 import kvformat
-from kvformat.cli.main import cli
+from kvformat.cli.program import cli
 from kvformat.digests import digest
 from tests.requirements import SPEC
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvformat.cli.failure import one_line, plain
+from kvformat.cli.foreign import parsing
 from kvformat.errors import CODES, EXIT_CODES, UsageError
 from tests.requirements import covers
 from tests.test_cli_common import (
@@ -157,7 +159,109 @@ def test_a_bad_safetensors_file_is_refused(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == [source]
 
 
+DIGITS = "9" * 5000
+
+
+def _entry(shape: str, *, name: str = "layers.0.key", stop: str = "0") -> bytes:
+    entry = f'{{"dtype":"F16","shape":{shape},"data_offsets":[0,{stop}]}}'
+    return _header(f'{{"{name}":{entry}}}'.encode())
+
+
+def _said(**metadata: str) -> bytes:
+    """A good cache of one tensor with this metadata."""
+    header = {
+        "__metadata__": {"model_id": MODEL, **metadata},
+        "layers.0.key": {"dtype": "F16", "shape": [1, 1, 8], "data_offsets": [0, 16]},
+    }
+    return _header(json.dumps(header).encode()) + bytes(16)
+
+
+def _lineage(generations: str, quality: str = "a", profile: str = "null") -> bytes:
+    text = f'{{"generations":{generations},"quality":"{quality}","profile":{profile}}}'
+    return _said(**{"kvformat.lineage": text})
+
+
+def _zero_axes() -> bytes:
+    ids = '"token_ids":{"dtype":"I64","shape":[],"data_offsets":[16,24]}'
+    key = '"layers.0.key":{"dtype":"F16","shape":[1,1,8],"data_offsets":[0,16]}'
+    return _header(f"{{{key},{ids}}}".encode()) + bytes(24)
+
+
+HOSTILE_SAFETENSORS: dict[str, tuple[str, bytes]] = {
+    "huge empty shape": ("usage.argument", _entry(f"[0,{2**62},{2**62}]")),
+    "empty shape beyond numpy": ("usage.argument", _entry(f"[0,{2**52},{2**52}]")),
+    "100 axes": ("usage.argument", _entry(f"[{','.join('1' * 100)}]", stop="2") + b"ab"),
+    "infinite side": ("usage.argument", _entry("[1e400,1,1]")),
+    "no number": ("usage.argument", _entry("[NaN,1,1]")),
+    "fraction": ("usage.argument", _entry("[0.5,1,1]")),
+    "true": ("usage.argument", _entry("[true,1,1]", stop="2") + b"ab"),
+    "digits in text": ("usage.argument", _entry('["1",1,1]', stop="2") + b"ab"),
+    "infinite offset": ("usage.argument", _entry("[1,1,1]", stop="1e400")),
+    "side of many digits": ("usage.argument", _entry(f"[{DIGITS},1,1]")),
+    "shape is an object": ("usage.argument", _entry("{}")),
+    "layer of many digits": ("input.shape", _entry("[0,1,1]", name=f"layers.{DIGITS}.key")),
+    "layer beyond 64 bits": ("input.shape", _entry("[0,1,1]", name=f"layers.{'9' * 20}.key")),
+    "surrogate in a name": ("usage.argument", _entry("[0,1,1]", name="\\ud800")),
+    "UTF-16": ("usage.argument", _header('{"a":1}'.encode("utf-16"))),
+    "not UTF-8": ("usage.argument", _header(b'{"\xff":1}')),
+    "token_ids without an axis": ("input.shape", _zero_axes()),
+    "num_layers of many digits": ("usage.argument", _said(num_layers=DIGITS)),
+    "num_layers beyond the format": ("usage.argument", _said(num_layers="9" * 30)),
+    "surrogate in the model": ("usage.argument", _said(model_id="m\ud800")),
+    "surrogate in a key": ("usage.argument", _said(**{"\ud800": "x"})),
+    "infinite lineage": ("input.identity", _lineage("1e400")),
+    "lineage of many digits": ("input.identity", _lineage(DIGITS)),
+    "lineage without number": ("input.identity", _lineage("true")),
+    "surrogate in the lineage": ("input.identity", _lineage("2", "exact\\ud800")),
+    "surrogate in the profile": ("input.identity", _lineage("2", "a", '"\\ud800"')),
+    "lineage is a list": ("input.identity", _said(**{"kvformat.lineage": "[1]"})),
+    "deep lineage": ("input.identity", _said(**{"kvformat.lineage": "[" * 100_000})),
+}
+
+
+@covers("ERR-1", "ERR-2", "ERR-4")
+@pytest.mark.parametrize("name", HOSTILE_SAFETENSORS)
+def test_a_hostile_safetensors_file_is_a_wrong_request(tmp_path: Path, name: str) -> None:
+    code, data = HOSTILE_SAFETENSORS[name]
+    source = tmp_path / "in.safetensors"
+    source.write_bytes(data)
+    model = () if b"model_id" in data else ("--model", MODEL)
+    result = refused(64, code, "encode", source, tmp_path / "out.kvf", *model)
+    assert len(result.stderr) < 1000
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_the_cache_of_the_hostile_files_is_good(tmp_path: Path) -> None:
+    source = tmp_path / "in.safetensors"
+    source.write_bytes(_said(num_layers="7"))
+    assert run("encode", source, tmp_path / "out.kvf").exit_code == 0
+    source.write_bytes(_lineage("2", "balanced"))
+    assert run("encode", source, tmp_path / "out.kvf", "--overwrite").exit_code == 0
+
+
+def test_parsers_that_fail_are_one_error() -> None:
+    for kind in (ValueError, OverflowError, RecursionError, MemoryError, KeyError, SyntaxError):
+        with pytest.raises(UsageError) as caught, parsing("here", "no", next_step="Go"):
+            raise kind("words")
+        error = caught.value
+        assert (error.code, error.where, error.next_step) == ("usage.argument", "here", "Go")
+    with pytest.raises(UsageError) as caught, parsing("here", "no"):
+        "\ud800".encode()
+    for passing in (OSError, KeyboardInterrupt, AssertionError):
+        with pytest.raises(passing), parsing("here", "no"):
+            raise passing
+
+
 ENCODE_OPTIONS = {
+    "lineage digits": (64, "usage.argument", ["--lossy-source", f"near-lossless:{DIGITS}"]),
+    "lineage beyond the format": (64, "usage.argument", ["--lossy-source", "small:" + "9" * 17]),
+    "lineage of zero": (64, "usage.argument", ["--lossy-source", "small:0"]),
+    "model is no text": (64, "usage.argument", ["--model", "\udcff"]),
+    "revision is no text": (64, "usage.argument", ["--revision", "\udcff"]),
+    "tokenizer is no text": (64, "usage.argument", ["--tokenizer", "\udcff"]),
+    "adapter is no text": (64, "usage.argument", ["--adapter", "\udcff"]),
+    "tracks are no text": (64, "usage.argument", ["--tracks", "\udcff"]),
+    "endless ids": (64, "usage.argument", ["--token-ids", "/dev/zero"]),
     "unknown track": (64, "usage.argument", ["--tracks", "av1"]),
     "no track": (64, "usage.argument", ["--tracks", ""]),
     "exact hevc": (64, "usage.argument", ["--tracks", "exact/hevc"]),
@@ -201,6 +305,9 @@ def test_encode_wants_a_model(files: Files, tmp_path: Path) -> None:
 
 
 TARGETS = {
+    "long name": (74, "io.write", "{folder}/" + "n" * 300 + ".kvf"),
+    "long folder": (74, "io.write", "{folder}/" + "n" * 300 + "/out.kvf"),
+    "very long": (74, "io.write", "n" * 5000),
     "existing": (74, "io.exists", "{folder}/salt"),
     "directory": (74, "io.exists", "{folder}"),
     "no directory": (74, "io.not-found", "{folder}/none/out.kvf"),
@@ -233,6 +340,9 @@ def test_overwrite_replaces_files_only(files: Files) -> None:
 
 
 DECODE_OPTIONS = {
+    "track is no text": (64, "usage.argument", ["--track", "\udcff"]),
+    "roles are no text": (64, "usage.argument", ["--roles", "\udcff"]),
+    "model is no text": (64, "usage.argument", ["--expect-model", "\udcff"]),
     "tokens outside": (64, "usage.selection", ["--tokens", f"0:{TOKENS + 1}"]),
     "token outside": (64, "usage.selection", ["--tokens", f"{TOKENS}"]),
     "layers outside": (64, "usage.selection", ["--layers", "3:5"]),
@@ -459,4 +569,31 @@ def test_decode_fails_as_json(files: Files, tmp_path: Path) -> None:
     for exit_code, code, arguments in cases:
         result = run("decode", "--json", *arguments)
         assert (result.exit_code, verdict(result)["code"]) == (exit_code, code)
+    assert not list(tmp_path.iterdir())
+
+
+LONG = "n" * 300
+
+
+@covers("ERR-1", "ERR-4")
+@pytest.mark.parametrize("url", ["file://[", "https://[::1", LONG, "n" * 5000, "zip://x::y"])
+def test_a_strange_url_is_never_a_bug(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (("inspect", url), ("decode", url, "--output", tmp_path / "a.npy")):
+        result = run(*arguments)
+        assert (result.exit_code in {64, 74}, is_one_error(result.stderr)) == (True, True)
+    assert not list(tmp_path.iterdir())
+
+
+@covers("ERR-4")
+def test_a_long_output_name_cannot_be_written(files: Files, tmp_path: Path) -> None:
+    for arguments in (
+        ("decode", files.bound, "--output", tmp_path / f"{LONG}.npy"),
+        ("extract", files.bound, "--output", tmp_path / f"{LONG}.hevc"),
+        ("demo", "--keep", tmp_path / LONG),
+    ):
+        refused(74, "io.write", *arguments)
+    refused(74, "io.read", "encode", LONG, tmp_path / "a.kvf", "--model", MODEL)
     assert not list(tmp_path.iterdir())

@@ -20,7 +20,7 @@ import pytest
 import kvformat
 from kvformat.cli import demo, doctor
 from kvformat.cli.failure import INTERNAL, INTERRUPTED, answer
-from kvformat.cli.main import COMMANDS, cli
+from kvformat.cli.program import COMMANDS, cli
 from kvformat.codecs.registry import CODECS
 from kvformat.errors import EXIT_CODES
 from tests.requirements import covers
@@ -81,7 +81,7 @@ def test_no_command_is_a_wrong_request() -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_help_does_not_load_what_takes_time(arguments: list[str]) -> None:
     code = (
-        "import sys\nfrom kvformat.cli.main import cli\n"
+        "import sys\nfrom kvformat.cli.program import cli\n"
         f"try: cli.main({arguments!r})\nexcept SystemExit: pass\n"
         "print(sorted({'rich', 'av', 'fsspec', 's3fs', 'aiohttp', 'safetensors', 'torch'}"
         " & set(sys.modules)), file=sys.stderr)"

@@ -12,6 +12,7 @@ from kvformat.artifact import Artifact, open_artifact
 from kvformat.cache import Restored
 from kvformat.cli.options import (
     EXPECTATION_KEYS,
+    UTF8,
     expectation_options,
     interval,
     make_expectation,
@@ -48,7 +49,9 @@ class Options:
 @click.option(
     "--output", required=True, metavar="FILE", help="A .npy or .safetensors file to write."
 )
-@click.option("--track", metavar="T", help="Track, codec or quality. Default: the best quality.")
+@click.option(
+    "--track", type=UTF8, metavar="T", help="Track, codec or quality. Default: the best quality."
+)
 @click.option(
     "--tokens",
     callback=interval,
@@ -61,7 +64,7 @@ class Options:
 @click.option(
     "--heads", callback=interval, metavar="A:B", help="KV heads by their number in the model."
 )
-@click.option("--roles", metavar="R,R", help="Roles, for example key,value.")
+@click.option("--roles", type=UTF8, metavar="R,R", help="Roles, for example key,value.")
 @click.option(
     "--allow-partial",
     is_flag=True,

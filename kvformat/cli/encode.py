@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kvformat.cli.inputs import read_input
-from kvformat.cli.options import read_salt, read_token_ids
+from kvformat.cli.options import UTF8, read_salt, read_token_ids
 from kvformat.cli.outputs import check_target
 from kvformat.cli.show import emit, facts, heading, progress, say, table
 from kvformat.cli.sizes import COLUMNS, count_raw_bytes, track_row, track_sizes
@@ -68,6 +68,7 @@ NATURAL = click.IntRange(min=0, max=LIMITS.tokens)
 @click.argument("target", metavar="OUT")
 @click.option(
     "--tracks",
+    type=UTF8,
     default=",".join(DEFAULT_TRACKS),
     show_default=True,
     metavar="T,T",
@@ -77,6 +78,7 @@ NATURAL = click.IntRange(min=0, max=LIMITS.tokens)
 )
 @click.option(
     "--quality",
+    type=UTF8,
     default=DEFAULT_QUALITY,
     show_default=True,
     metavar="Q",
@@ -86,15 +88,22 @@ NATURAL = click.IntRange(min=0, max=LIMITS.tokens)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
     "--model",
+    type=UTF8,
     metavar="ID",
     help="The model that made the cache. Needed, unless the metadata of a .safetensors file has a "
     "model_id.",
 )
-@click.option("--revision", metavar="TEXT", help="Revision of the model.")
-@click.option("--weights-digest", metavar="HASH", help="sha256:... or blake3:... of the weights.")
-@click.option("--tokenizer", metavar="ID", help="Id of the tokenizer, or ID=sha256:...")
+@click.option("--revision", type=UTF8, metavar="TEXT", help="Revision of the model.")
 @click.option(
-    "--adapter", multiple=True, metavar="ID", help="An adapter, or ID=sha256:... Repeatable."
+    "--weights-digest", type=UTF8, metavar="HASH", help="sha256:... or blake3:... of the weights."
+)
+@click.option("--tokenizer", type=UTF8, metavar="ID", help="Id of the tokenizer, or ID=sha256:...")
+@click.option(
+    "--adapter",
+    type=UTF8,
+    multiple=True,
+    metavar="ID",
+    help="An adapter, or ID=sha256:... Repeatable.",
 )
 @click.option(
     "--component",
@@ -128,6 +137,7 @@ NATURAL = click.IntRange(min=0, max=LIMITS.tokens)
 )
 @click.option(
     "--lossy-source",
+    type=UTF8,
     metavar="Q[:N]",
     help="The input was restored from a lossy track of quality Q (N times). Default: what the "
     ".safetensors file says.",

@@ -7,6 +7,7 @@ import shlex
 import click
 
 from kvformat.artifact import Artifact, open_artifact
+from kvformat.cli.options import UTF8
 from kvformat.cli.outputs import check_target, require_suffix, write_bytes
 from kvformat.cli.show import emit, facts, heading, say, whole_line
 from kvformat.errors import UsageError
@@ -17,7 +18,7 @@ from kvformat.tracks import Track
 @click.command(name="extract")
 @click.argument("url", metavar="URL")
 @click.option("--output", required=True, metavar="FILE", help="A .hevc file to write.")
-@click.option("--track", metavar="T", help="Track. Default: the first one with video.")
+@click.option("--track", type=UTF8, metavar="T", help="Track. Default: the first one with video.")
 @click.option(
     "--segment",
     type=click.IntRange(min=0),

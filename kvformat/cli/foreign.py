@@ -47,6 +47,10 @@ def parsing(
         reason = found
         if reason is None and expected is None and isinstance(error, _WORDY):
             reason = " ".join(str(error).split())[:200] or None
+        if reason is not None and "integer string conversion" in reason:
+            reason = "an integer of thousands of digits"
+        if isinstance(error, MemoryError):
+            reason = "more than fits into memory"
         raise UsageError(
             code, message, where=str(where), expected=expected, found=reason, next_step=next_step
         ) from None

@@ -57,18 +57,29 @@ def read_input(
     """The cache in ``file``; raises ``UsageError`` or ``StorageError``."""
     with (
         parsing(file, "the input cannot be read"),
-        storage_errors(file, "io.read", "reading the input"),
+        storage_errors(file, "io.read", "opening the input"),
     ):
-        return _read(
-            file,
-            dtype,
+        path = _local(file)
+        with path.open("rb") as handle:
+            head = handle.read(len(NPY_MAGIC))
+        if head == NPY_MAGIC:
+            array = with_dtype(open_npy(path), dtype, file)
+            return Input(Cache.from_kv(array, head_start=head_start, heads_total=heads_total))
+        if path.suffix != ".safetensors":
+            raise _unreadable(file, "this is neither a .npy nor a .safetensors file")
+        tensors, metadata = open_safetensors(path)
+        side = {name: tensors.pop(name, None) for name in SIDE_TENSORS}
+        _check_list(side["token_ids"], file)
+        cache = Cache.from_tensors(
+            {name: with_dtype(tensor, dtype, name[:80]) for name, tensor in tensors.items()},
             first_position=first_position,
             head_start=head_start,
             heads_total=heads_total,
         )
+        return Input(cache, side["token_ids"], side["inv_freq"], metadata)
 
 
-def _read(file: str, dtype: str | None, **place: Any) -> Input:
+def _local(file: str) -> Path:
     path = local_path(file)
     if path is None:
         raise UsageError(
@@ -77,17 +88,10 @@ def _read(file: str, dtype: str | None, **place: Any) -> Input:
             found=ascii(file[:200]),
             next_step="Fetch it first",
         )
-    with storage_errors(file, "io.read", "opening the input"), path.open("rb") as handle:
-        head = handle.read(len(NPY_MAGIC))
-    if head == NPY_MAGIC:
-        array = with_dtype(open_npy(path), dtype, file)
-        del place["first_position"]  # windows need it, and this format has none
-        return Input(Cache.from_kv(array, **place))
-    if path.suffix != ".safetensors":
-        raise _unreadable(file, "this is neither a .npy nor a .safetensors file")
-    tensors, metadata = open_safetensors(path)
-    side = {name: tensors.pop(name, None) for name in SIDE_TENSORS}
-    ids = side["token_ids"]
+    return path
+
+
+def _check_list(ids: NDArray[Any] | None, file: str) -> None:
     if ids is not None and ids.ndim != 1:
         raise UsageError(
             "input.shape",
@@ -96,11 +100,6 @@ def _read(file: str, dtype: str | None, **place: Any) -> Input:
             expected="[tokens]",
             found=list(ids.shape),
         )
-    cache = Cache.from_tensors(
-        {name: with_dtype(tensor, dtype, ascii(name[:80])) for name, tensor in tensors.items()},
-        **place,
-    )
-    return Input(cache, side["token_ids"], side["inv_freq"], metadata)
 
 
 def _unreadable(file: object, message: str, found: object = None) -> UsageError:

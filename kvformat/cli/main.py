@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from kvformat.cli.process import interruptions_end_at_once, open_streams
+import atexit
+
+from kvformat.cli.process import answer_stands, interruptions_end_at_once, open_streams
 
 
 def run() -> None:
     """Take charge of signals and streams first, then be the program."""
     interruptions_end_at_once()
+    atexit.register(answer_stands)  # called last, because it is registered first
     open_streams()
     try:
         _run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from kvformat.cli.foreign import parsing
 from kvformat.errors import UsageError
 from kvformat.expectations import Expectation, token_array
 from kvformat.storage import storage_errors
@@ -19,6 +21,8 @@ from kvformat.storage import storage_errors
 Function = TypeVar("Function", bound=Callable[..., Any])
 HASH: Final = re.compile(r"(blake3|sha256):[0-9a-f]{64}")
 NPY_MAGIC: Final = b"\x93NUMPY"
+LARGEST_SIDE_FILE: Final = 2**28
+"""Bytes of token ids or of a salt; 20 million ids as text."""
 
 
 def interval(context: click.Context, parameter: click.Parameter, value: str | None) -> slice | None:
@@ -44,6 +48,23 @@ def interval(context: click.Context, parameter: click.Parameter, value: str | No
     return slice(begin, end)
 
 
+class Utf8(click.types.StringParamType):
+    """A text for the manifest or to compare with it: UTF-8 whatever the locale is.
+
+    File names are left alone: they are bytes, and need not be text.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Arguments come with surrogates in place of bytes that the locale cannot decode."""
+        try:
+            return os.fsencode(value).decode("utf-8")
+        except UnicodeError:
+            self.fail(f"{value[:80]!a} is not UTF-8", param, ctx)
+
+
+UTF8: Final = Utf8()
+
+
 def names(text: str | None) -> tuple[str, ...] | None:
     """A list with commas."""
     if text is None:
@@ -54,28 +75,41 @@ def names(text: str | None) -> tuple[str, ...] | None:
     return found
 
 
+def _read_all(file: str, doing: str) -> bytes:
+    """The bytes of a file or a pipe; one that has no end is refused."""
+    with (
+        parsing(file, "the file cannot be read"),
+        storage_errors(file, "io.read", doing),
+        Path(file).open("rb") as handle,
+    ):
+        data = handle.read(LARGEST_SIDE_FILE + 1)
+    if len(data) > LARGEST_SIDE_FILE:
+        raise UsageError(
+            "usage.argument",
+            "the file is too large for what it is",
+            where=file,
+            expected=f"at most {LARGEST_SIDE_FILE:,} bytes",
+        )
+    return data
+
+
 def read_token_ids(file: str) -> NDArray[np.uint32]:
     """Token ids from a JSON list, a .npy file, or integers between white space or commas."""
-    path = Path(file)
-    with storage_errors(file, "io.read", "reading the token ids"):
-        data = path.read_bytes()
-    if data.startswith(NPY_MAGIC):
-        from kvformat.cli.inputs import open_npy
+    data = _read_all(file, "reading the token ids")
+    with parsing(
+        file,
+        "the file holds no token ids",
+        expected="a JSON list, a .npy file, or integers separated by white space",
+    ):
+        if data.startswith(NPY_MAGIC):
+            from kvformat.cli.inputs import open_npy
 
-        return token_array(open_npy(path))
-    try:
+            return token_array(open_npy(Path(file)))
         text = data.decode("utf-8").strip()
         value = json.loads(text) if text.startswith("[") else text.replace(",", " ").split()
         if any(isinstance(item, (bool, float, list, dict)) or item is None for item in value):
             raise ValueError("not integers")
         ids = [int(item) for item in value]
-    except (ValueError, TypeError, RecursionError):
-        raise UsageError(
-            "usage.argument",
-            "the file holds no token ids",
-            where=file,
-            expected="a JSON list, a .npy file, or integers separated by white space",
-        ) from None
     if any(not 0 <= item < 2**32 for item in ids):
         raise UsageError(
             "usage.argument",
@@ -89,22 +123,26 @@ def read_token_ids(file: str) -> NDArray[np.uint32]:
 
 def read_salt(file: str) -> bytes:
     """All bytes of a file, a final newline included."""
-    with storage_errors(file, "io.read", "reading the salt"):
-        data = Path(file).read_bytes()
+    data = _read_all(file, "reading the salt")
     if not data:
         raise UsageError("usage.argument", "the salt file is empty", where=file)
     return data
 
 
 EXPECTATIONS: Final = (
-    click.option("--expect-model", metavar="ID", help="Refuse the cache of another model."),
-    click.option("--expect-revision", metavar="TEXT", help="Refuse another model revision."),
+    click.option(
+        "--expect-model", type=UTF8, metavar="ID", help="Refuse the cache of another model."
+    ),
+    click.option(
+        "--expect-revision", type=UTF8, metavar="TEXT", help="Refuse another model revision."
+    ),
     click.option(
         "--expect-weights-digest",
+        type=UTF8,
         metavar="HASH",
         help="Refuse other weights: sha256: or blake3: and 64 hexadecimal digits.",
     ),
-    click.option("--expect-tokenizer", metavar="ID", help="Refuse another tokenizer."),
+    click.option("--expect-tokenizer", type=UTF8, metavar="ID", help="Refuse another tokenizer."),
     click.option(
         "--expect-token-ids",
         metavar="FILE",

@@ -29,6 +29,12 @@ def interruptions_end_at_once() -> None:
             signal.signal(number, _leave)
 
 
+def answer_stands() -> None:
+    """The very last: Python takes its handlers away while it ends, and a signal would kill."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def interruptions_clean_up() -> None:
     """Signals become exceptions from here on, so that temporary files are removed.
 
@@ -91,6 +97,7 @@ class ErrorStream(io.TextIOWrapper):
     """Standard error whose failures pass: nobody reads it, but the exit code is read."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
+        self._stream = stream  # or it would close the buffer
         super().__init__(
             stream.buffer, encoding=stream.encoding, errors=ESCAPED, line_buffering=True
         )
@@ -99,7 +106,7 @@ class ErrorStream(io.TextIOWrapper):
         """Write, or do as if."""
         try:
             return super().write(text)
-        except OSError:
+        except (OSError, ValueError):
             silence(self)
             return len(text)
 
@@ -107,5 +114,5 @@ class ErrorStream(io.TextIOWrapper):
         """Flush, or do as if."""
         try:
             super().flush()
-        except OSError:
+        except (OSError, ValueError):
             silence(self)

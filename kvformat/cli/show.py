@@ -32,7 +32,9 @@ INDENT: Final = (0, 0, 0, 2)
 def make_console(stream: TextIO) -> Console:
     """A console without markup; as wide as the terminal, or 100 columns in a pipe."""
     environment = {key: os.environ[key] for key in os.environ if key not in SIZES}
-    environment |= {key: os.environ[key] for key in SIZES if SIDE.fullmatch(os.environ.get(key, ""))}
+    environment |= {
+        key: os.environ[key] for key in SIZES if SIDE.fullmatch(os.environ.get(key, ""))
+    }
     fixed = None if stream.isatty() or "COLUMNS" in environment else PIPE_WIDTH
     return Console(
         file=stream, width=fixed, highlight=False, markup=False, emoji=False, _environ=environment

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvformat.cache import Restored
+from kvformat.cli.foreign import parsing, unicode_text, whole
 from kvformat.cli.inputs import Input
 from kvformat.cli.options import HASH
 from kvformat.errors import UsageError
@@ -23,6 +24,7 @@ LINEAGE_KEY: Final = "kvformat.lineage"
 UNSCALED_ROPES: Final = ("default", "linear", "dynamic", "llama3")
 """Kinds of rope whose cosines and sines carry no factor."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,47}")
+_GENERATIONS: Final = re.compile(r"0{0,9}[1-9][0-9]{0,15}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def make_identity(given: Given, source: Input, *, bound: bool) -> Identity:
     groups = [item.group for item in source.cache.groups]
     layers_total = given.layers_total or 1 + max(group.layers[-1] for group in groups)
     if given.layers_total is None and mine:
-        layers_total = max(layers_total, _number(said.get("num_layers")))
+        layers_total = max(layers_total, _layers(said.get("num_layers")))
     return Identity(
         model=Model(
             model,
@@ -80,8 +82,12 @@ def make_identity(given: Given, source: Input, *, bound: bool) -> Identity:
     )
 
 
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else 0
+def _layers(text: str | None) -> int:
+    """What ``num_layers`` says; 0 for nothing, or for what is no number."""
+    if text is None or not text.isascii() or not text.isdigit():
+        return 0
+    with parsing("metadata num_layers", "this is no number of layers"):
+        return whole(int(text))
 
 
 def _weights_digest(said: Mapping[str, str]) -> str | None:
@@ -135,15 +141,15 @@ def token_ids_of(source: Input, given: NDArray[Any] | None, first: int) -> NDArr
 def parse_lineage(text: str) -> Lineage:
     """``--lossy-source QUALITY[:GENERATIONS]``."""
     quality, colon, count = text.partition(":")
-    generations = _number(count) if colon else 1
-    if not _NAME.fullmatch(quality) or quality == EXACT or generations < 1:
+    good = _NAME.fullmatch(quality) and quality != EXACT
+    if not good or (colon and not _GENERATIONS.fullmatch(count)):
         raise UsageError(
             "usage.argument",
             "--lossy-source is not understood",
             expected="QUALITY or QUALITY:GENERATIONS, for example near-lossless:1",
             found=ascii(text[:80]),
         )
-    return Lineage("lossy", generations, quality)
+    return Lineage("lossy", int(count) if colon else 1, quality)
 
 
 def source_lineage(source: Input) -> Lineage:
@@ -151,24 +157,23 @@ def source_lineage(source: Input) -> Lineage:
     raw = source.metadata.get(LINEAGE_KEY)
     if raw is None:
         return Lineage()
-    try:
+    with parsing(
+        f"metadata {LINEAGE_KEY}",
+        "where the tensors come from is not understood",
+        code="input.identity",
+        found=ascii(raw[:80]),
+        next_step="Say where the tensors come from with --lossy-source",
+    ):
         said = json.loads(raw)
         if said == {"kind": EXACT}:
             return Lineage()
         profile = said["profile"]
         return Lineage(
             "lossy",
-            max(1, int(said["generations"])),
-            str(said["quality"]),
-            None if profile is None else str(profile),
+            max(1, whole(said["generations"])),
+            unicode_text(said["quality"]),
+            None if profile is None else unicode_text(profile),
         )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError(
-            "input.identity",
-            f"the metadata {LINEAGE_KEY} is not understood",
-            found=ascii(raw[:80]),
-            next_step="Say where the tensors come from with --lossy-source",
-        ) from None
 
 
 def restored_metadata(
