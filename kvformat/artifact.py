@@ -204,9 +204,7 @@ class Artifact:
         """
         chosen = self.track(track)
         count = self.manifest.tokens.count
-        wanted = select(
-            self.groups, count, tokens=tokens, layers=layers, heads=heads, roles=roles
-        )
+        wanted = select(self.groups, count, tokens=tokens, layers=layers, heads=heads, roles=roles)
         if not unverified:
             self._check_serving(tokens, allow_partial=allow_partial)
         jobs = self._jobs(chosen, wanted)  # checks sizes before anything is allocated
@@ -230,9 +228,7 @@ class Artifact:
             pass
         return result
 
-    def _check_serving(
-        self, tokens: Range | slice | range | None, *, allow_partial: bool
-    ) -> None:
+    def _check_serving(self, tokens: Range | slice | range | None, *, allow_partial: bool) -> None:
         """TOK-11 and LEN-3."""
         count = self.manifest.tokens.count
         begin, end = (0, count) if tokens is None else select_range(tokens, count)
@@ -394,9 +390,7 @@ def choose_track(manifest: Manifest, among: Sequence[Track] = ()) -> Track:
     return min(among or manifest.tracks, key=rank)
 
 
-def _allocate(
-    track: str, wanted: tuple[GroupSelection, ...], lineage: Lineage
-) -> Restored:
+def _allocate(track: str, wanted: tuple[GroupSelection, ...], lineage: Lineage) -> Restored:
     """Result arrays, or ``usage.selection`` where memory does not hold them."""
     try:
         return _make_arrays(track, wanted, lineage)
@@ -410,9 +404,7 @@ def _allocate(
         ) from error
 
 
-def _make_arrays(
-    track: str, wanted: tuple[GroupSelection, ...], lineage: Lineage
-) -> Restored:
+def _make_arrays(track: str, wanted: tuple[GroupSelection, ...], lineage: Lineage) -> Restored:
     """Keys and values that match share one canonical array."""
     base: NDArray[Any] | None = None
     if kv_pair([item.group for item in wanted]):

@@ -38,9 +38,7 @@ class Cache:
     groups: tuple[GroupTensors, ...]
 
     @staticmethod
-    def from_kv(
-        kv: NDArray[Any], *, head_start: int = 0, heads_total: int | None = None
-    ) -> Cache:
+    def from_kv(kv: NDArray[Any], *, head_start: int = 0, heads_total: int | None = None) -> Cache:
         """A canonical array ``[2, L, T, H, D]``: keys, then values, all layers in one dtype."""
         if not isinstance(kv, np.ndarray) or kv.ndim != 5 or kv.shape[0] != 2:
             raise UsageError(

@@ -36,9 +36,7 @@ def semantic_error(
     message: str, where: str, *, expected: object = None, found: object = None
 ) -> InvalidError:
     """A ``manifest.semantics`` error."""
-    return InvalidError(
-        "manifest.semantics", message, where=where, expected=expected, found=found
-    )
+    return InvalidError("manifest.semantics", message, where=where, expected=expected, found=found)
 
 
 def float64_bits(value: float) -> str:

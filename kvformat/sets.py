@@ -63,9 +63,7 @@ class QuantisationSet:
             flags |= HAS_ORDER
             parts.append(self.order.astype(order_dtype(self.head_dim)).tobytes())
         parts.append(self.token_scale.astype("<f4").tobytes())
-        head = _HEAD.pack(
-            self.layers, flags, self.heads, self.head_dim, len(self.token_scale), 0
-        )
+        head = _HEAD.pack(self.layers, flags, self.heads, self.head_dim, len(self.token_scale), 0)
         return head + b"".join(parts)
 
 
@@ -78,9 +76,7 @@ def _content(message: str, where: str, expected: object, found: object) -> Inval
     return InvalidError("set.content", message, where=where, expected=expected, found=found)
 
 
-def parse_set(
-    data: Buffer, layers: int, heads: int, head_dim: int, where: str
-) -> QuantisationSet:
+def parse_set(data: Buffer, layers: int, heads: int, head_dim: int, where: str) -> QuantisationSet:
     """The set in ``data`` for a record of ``layers`` and a group of ``heads`` x ``head_dim``.
 
     Raises ``set.content`` (SET-1 to SET-7).
@@ -136,9 +132,7 @@ def check_set(item: QuantisationSet, where: str) -> None:
     for name, values in (("scale", item.scale), ("token_scale", item.token_scale)):
         good = (values >= SCALE_RANGE[0]) & (values <= SCALE_RANGE[1])
         if not good.all():
-            raise _content(
-                f"{name} out of range", where, "2^-40 to 2^40", values[~good].flat[0]
-            )
+            raise _content(f"{name} out of range", where, "2^-40 to 2^40", values[~good].flat[0])
     if item.bias is not None:
         size = np.abs(item.bias)
         good = (size >= BIAS_RANGE[0]) & (size <= BIAS_RANGE[1])

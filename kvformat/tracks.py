@@ -216,9 +216,7 @@ class Track:
                 expected=len(quality.encodings),
                 found=len(self.codecs),
             )
-        for index, (codec, encoding) in enumerate(
-            zip(self.codecs, quality.encodings, strict=True)
-        ):
+        for index, (codec, encoding) in enumerate(zip(self.codecs, quality.encodings, strict=True)):
             if codec == "hevc" and encoding == EXACT:
                 raise semantic_error("hevc cannot hold exact bytes", f"{pointer}/codecs/{index}")
         if self.layouts and "hevc" not in self.codecs:

@@ -509,7 +509,7 @@ def _records(suite: Suite) -> None:
             slug,
             "REC-9 CNV-2 SEC-3",
             small(suite, [STORED]).build(edit_records=edit_set),
-            "table.record" if value == 2**40 else (LIMIT, "table.record"),
+            "table.record" if value == 2**40 else LIMIT,
             f"A set record of {value:,} bytes.",
             family="rec",
         )

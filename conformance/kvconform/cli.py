@@ -180,6 +180,51 @@ def smoke_command(entry: tuple[str, ...], root: Path | None) -> None:
     sys.exit(0 if run_smoke(Console(), list(entry), known) else NOT_WIRED)
 
 
+@cli.command(name="fuzz", context_settings=ENTRY_SETTINGS)
+@click.option(
+    "--seconds", type=click.FloatRange(0), help="How long to look [default: 60, or no limit]."
+)
+@click.option("--examples", type=click.IntRange(1), help="How many artifacts to try at most.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Draw the same artifacts again.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("fuzz-cases"),
+    show_default=True,
+    help="Where a failure is written as a case.",
+)
+@click.argument("entry", nargs=-1, required=True, type=click.UNPROCESSED)
+def fuzz_command(
+    entry: tuple[str, ...],
+    seconds: float | None,
+    examples: int | None,
+    seed: int | None,
+    out: Path,
+) -> None:
+    """Look for artifacts that an implementation gets wrong; the first is shrunk to a case."""
+    try:
+        from kvconform.fuzz.hunt import hunt, write_case
+    except ImportError as error:
+        raise CaseError(f"{error}; install kvconform[fuzz]") from error
+    if seconds is None:
+        seconds = 60.0 if examples is None else float("inf")
+    found = hunt(list(entry), seconds=seconds, examples=examples, start=seed)
+    console = Console()
+    kinds = ", ".join(f"{count:,} {name}" for name, count in sorted(found.laws.items()))
+    console.print(f"seed {found.seed}: {found.calls:,} calls in {found.seconds:.1f} s; {kinds}")
+    for note in found.notes:
+        console.print(f"[red]note[/] {escape(note)}")
+    if found.failure is None:
+        sys.exit(NOT_GOOD if found.notes else 0)
+    problem = found.failure.problem
+    folder = write_case(found.failure, out, found.seed)
+    console.print(f"[red]{problem.kind}[/] {escape(found.failure.probe.what)}")
+    console.print(f"  expected  {escape(problem.expected)}")
+    console.print(f"  found     {escape(problem.found)}")
+    console.print(f"  written   {escape(str(folder))}", soft_wrap=True)
+    sys.exit(NOT_GOOD)
+
+
 @cli.command(name="report")
 @click.argument("files", nargs=-1, required=True, type=PATH, metavar="RESULTS.JSON...")
 @click.option("--html", "html_file", type=PATH, required=True, help="The page to write.")
