@@ -22,7 +22,7 @@ from conformance.generate.compose import (
 )
 from conformance.generate.core import one_group
 from conformance.generate.faults import fault
-from conformance.generate.suite import Suite, decode
+from conformance.generate.suite import Suite, decode, inspect
 from tests.builder import Builder, SetObject, b3
 
 RECORD = "table.record"
@@ -493,6 +493,20 @@ def _offsets(suite: Suite) -> None:
         RECORD,
         "A byte behind the last object, which header and manifest count.",
         why,
+    )
+    fault(
+        suite,
+        "byte-behind-the-last-part",
+        "DAT-4",
+        small(suite, [STORED]).build(
+            edit_manifest=lambda m: m.update(data_bytes=m["data_bytes"] + 1),
+            edit_header=lambda f: f.update(file_bytes=f["file_bytes"] + 1),
+            edit_data=lambda d: d + b"\0",
+        ),
+        "manifest.semantics",
+        "A zero byte behind the last part of the data, which header and manifest count.",
+        "Data of no part would be hidden content.",
+        more=[inspect("manifest.semantics")],
     )
     fault(
         suite,

@@ -336,6 +336,23 @@ def add_cases(suite: Suite) -> None:
         "TOK-16 decides it before any hash.",
     )
 
+    for says, salt, arguments in ((True, b"", given), (False, SALT, salted)):
+        builder = bound_parts(salt=salt)
+        builder.manifest["tokens"]["chain"]["salted"] = says
+        case(
+            f"salted-says-{str(says).lower()}-of-right-hashes",
+            "TOK-16",
+            builder,
+            files if salt else {"ids.json": ids(600)},
+            [
+                verify("identity.tokens", *arguments),
+                decode(EXACT, *arguments, code="identity.tokens"),
+            ],
+            f"`salted` is {str(says).lower()}, the hashes are those of "
+            f"{'the salt that is given' if salt else 'no salt, and none is given'}.",
+            "TOK-16 decides it before any hash.",
+        )
+
     # parts of a longer sequence
     case(
         "later-part",

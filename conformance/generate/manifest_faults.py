@@ -12,16 +12,21 @@ from typing import Any
 from conformance.generate.compose import (
     ALL_TRACKS,
     DROP,
+    EXACT,
     EXACT_ZSTD,
     STORED,
+    RawGroup,
+    compose,
+    floats,
     small,
     tiny,
     with_members,
 )
-from conformance.generate.core import good
+from conformance.generate.core import good, one_group
 from conformance.generate.faults import fault
 from conformance.generate.identity import full_parts
 from conformance.generate.suite import Suite, inspect
+from tests.builder import b3
 
 Z = "0" * 64
 KEY = {
@@ -397,7 +402,60 @@ def add_cases(suite: Suite) -> None:
                     {f"{pointer}/{key}": DROP},
                     "manifest.schema",
                 )
+    _whole(suite)
     _accepted(suite, built)
+
+
+def _whole(suite: Suite) -> None:
+    """Contradictions in artifacts that are made for them: everything else agrees."""
+
+    def unread(manifest: dict[str, Any]) -> None:
+        last = manifest["qualities"][-1]
+        manifest["qualities"].append(
+            {
+                "data_start": last["data_stop"],
+                "data_stop": last["data_stop"],
+                "encodings": ["exact"] * len(manifest["groups"]),
+                "name": "exact",
+                "relative_step": None,
+                "set_table_digest": b3(b"").hex(),
+                "sets": 0,
+            }
+        )
+
+    extent = {"cumulative_tokens": 5, "held_start": 5, "kind": "window"}
+    source = floats("empty", (2, 0, 1, 2), "float16")
+    groups = [
+        one_group("float16", (2, 5, 1, 2)),
+        RawGroup("near", "value", "float16", (0, 1), source, tokens=extent),
+    ]
+    behind = compose(groups, 5, [STORED, EXACT])
+    behind.manifest["groups"][1]["tokens"]["held_start"] = 6
+    why = "No other rule is broken: a reader that does not look for this one accepts the file."
+    for requirement, slug, data, what in (
+        (
+            "TRK-4",
+            "exact-quality-without-track",
+            small(suite, [STORED]).build(edit_manifest=unread),
+            "A last quality `exact` of no sets and no data, which no track names.",
+        ),
+        (
+            "GRP-5",
+            "empty-window-behind-the-end",
+            behind.build(),
+            "A window of no cells whose held_start is T + 1.",
+        ),
+    ):
+        fault(
+            suite,
+            slug,
+            f"{requirement} ERR-5",
+            data,
+            "manifest.semantics",
+            what,
+            why,
+            more=[inspect("manifest.semantics")],
+        )
 
 
 def _accepted(suite: Suite, built: dict[str, Any]) -> None:

@@ -52,6 +52,13 @@ def group_base() -> Any:
     )
 
 
+def checksum(content: bytes) -> bytes:
+    """The low four bytes of XXH64 of the content; whatever the blocks, they end a zstd frame."""
+    import zstandard
+
+    return zstandard.ZstdCompressor(write_checksum=True).compress(content)[-4:]
+
+
 def _zstd(suite: Suite) -> None:
     base = group_base()
     rows = zstd_rows(base.segments[ZSTD][0].payload, ROWS, TOKENS)
@@ -151,6 +158,11 @@ def _zstd(suite: Suite) -> None:
             "No content size in the frame header",
         ),
         "checksum": ("ZST-3", raw_frame(content, 0x24, size) + bytes(4), "A content checksum"),
+        "checksum-that-is-right": (
+            "ZST-3",
+            raw_frame(content, 0x24, size) + checksum(content),
+            "A content checksum, which is that of the content",
+        ),
         "dictionary-id": ("ZST-3", raw_frame(content, 0x21, b"\1" + size), "A dictionary id"),
         "dictionary-id-of-0": (
             "ZST-3",
@@ -567,6 +579,11 @@ def _hevc(suite: Suite) -> None:
             "HEV-10 HEV-6",
             "Two zero bytes and a 2 inside a slice",
             joined([*mine[:3], mine[3][:-8] + b"\0\0\2" + mine[3][-5:], mine[4]]),
+        ),
+        "zero-behind-the-slice": (
+            "HEV-10 HEV-6",
+            "A zero byte between a slice and a start code of four bytes",
+            joined([*mine[:3], mine[3] + b"\0", mine[4]]),
         ),
         "byte-in-front": ("HEV-10", "A byte in front of the first start code", b"\1" + data),
         "start-code-alone": ("HEV-10", "A start code and nothing behind it", data + b"\0\0\1"),

@@ -117,6 +117,13 @@ ZSTD: Final = (
             "low is not added",
             "zst-0004* zst-0003*",
         ),
+        (
+            "zstd-checksum",
+            "_FORBIDDEN_FLAGS = 0x1F",
+            "_FORBIDDEN_FLAGS = 0x1B",
+            "a frame may have a checksum",
+            "zst-0110*",
+        ),
     ),
     *rows(
         "codecs.zstd",
@@ -282,6 +289,13 @@ HEVC: Final = (
             "pass",
             "bytes behind the PPS are ignored",
             "hev-0096*",
+        ),
+        (
+            "hevc-zero-behind",
+            "if stop - start < _SLICE_HEADER_BYTES or data[stop - 1] == 0:",
+            "if stop - start < _SLICE_HEADER_BYTES:",
+            "a zero behind a unit passes",
+            "hev-0110*",
         ),
     ),
 )

@@ -314,6 +314,13 @@ MANIFEST: Final = rows(
         "parts of the data may overlap or leave holes",
         "dat-0005* dat-0004* dat-0003*",
     ),
+    skipped(
+        "data-bytes-unchecked",
+        "manifest.data_bytes != cursor",
+        "data_bytes is not the end of the last part",
+        "dat-0030*",
+    ),
+    skipped("quality-without-track", "unused", "a quality without a track passes", "trk-0026*"),
 )
 
 PARTS: Final = (
@@ -354,6 +361,12 @@ PARTS: Final = (
         ),
         skipped(
             "any-alignment", "alignment not in ALIGNMENTS", "any alignment passes", "man-0015*"
+        ),
+        skipped(
+            "window-behind-the-end",
+            "extent.held_start > tokens.count",
+            "a window may start behind the last token",
+            "grp-0069*",
         ),
     ),
     *rows(
@@ -551,6 +564,12 @@ TOKENS: Final = (
             "length == 0 and tokens.count",
             "a cache of other tokens opens",
             "tok-0007* tok-0005* tok-0006*",
+        ),
+        skipped(
+            "salted-ignored",
+            "bool(expected.salt) != chain.salted",
+            "salted is not compared with the salt given",
+            "tok-0045* tok-0046*",
         ),
     ),
 )
