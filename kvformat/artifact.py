@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvformat.cache import Restored, RestoredGroup, kv_pair
 from kvformat.digests import digest
-from kvformat.errors import InvalidError, MismatchError, UnsupportedError, UsageError
+from kvformat.errors import InvalidError, MismatchError, UsageError
 from kvformat.expectations import Expectation, check_identity, require_tokens, verified_length
 from kvformat.fields import float64_of
 from kvformat.front import Front, read_front, read_table
@@ -22,7 +22,7 @@ from kvformat.groups import Grid, Group, make_grid
 from kvformat.identity import Lineage
 from kvformat.manifest import Manifest
 from kvformat.segments import SegmentContext, check_integers, decode_segment, restore_into
-from kvformat.selection import GroupSelection, Range, landings, select, touched
+from kvformat.selection import GroupSelection, Range, as_range, landings, select, touched
 from kvformat.sets import QuantisationSet, parse_set
 from kvformat.storage import Source, open_source
 from kvformat.tables import NO_SET, SegmentRecord, SegmentTable, SetRecord, SetTable
@@ -186,7 +186,6 @@ class Artifact:
         track: str | None = None,
         check: bool = False,
         allow_partial: bool = False,
-        unverified: bool = False,
         workers: int | None = None,
     ) -> Restored:
         """Restore a part of the cache exactly as the artifact defines it (9.4), or raise.
@@ -194,8 +193,7 @@ class Artifact:
         ``tokens`` is an interval of token ordinals, ``layers`` and ``heads`` are global numbers
         (an interval, for layers also any iterable that is no pair). A windowed group gives what
         it holds of the interval; such an artifact serves only its ``valid_lengths``, unless
-        ``allow_partial``. ``unverified`` also reads tokens beyond the verified length, for
-        checks that serve nobody. ``check`` also compares integer digests. ``track`` is a name of
+        ``allow_partial``. ``check`` also compares integer digests. ``track`` is a name of
         ``tracks``, a codec or a quality; by default the best quality in the codec that is
         fastest on a CPU.
 
@@ -205,14 +203,14 @@ class Artifact:
         chosen = self.track(track)
         count = self.manifest.tokens.count
         wanted = select(self.groups, count, tokens=tokens, layers=layers, heads=heads, roles=roles)
-        if not unverified:
-            self._check_serving(tokens, allow_partial=allow_partial)
-        jobs = self._jobs(chosen, wanted)  # checks sizes before anything is allocated
+        self._check_serving(tokens, allow_partial=allow_partial)
+        records = self._touched(chosen, wanted)  # checks sizes before anything is allocated
         result = _allocate(chosen.name, wanted, self.lineage(chosen))
-        workers = worker_count(workers, 4 * max((job[0] for job in jobs), default=1))
+        values = (record.cell.values(self.groups[record.cell.group]) for record in records)
+        workers = worker_count(workers, 4 * max(values, default=1))
 
-        def restore(job: tuple[int, SegmentRecord, memoryview]) -> None:
-            _, record, data = job
+        def restore(job: tuple[SegmentRecord, memoryview]) -> None:
+            record, data = job
             context = self.context(chosen, record)
             segment = decode_segment(context, data)
             if check:
@@ -224,14 +222,14 @@ class Artifact:
                         out = target[landing.layers, :, landing.heads]
                         restore_into(segment, out, landing.tokens, landing.part)
 
-        for _ in in_order(restore, self._fetched(chosen, [job[1] for job in jobs]), workers):
+        for _ in in_order(restore, self._fetched(chosen, records), workers):
             pass
         return result
 
     def _check_serving(self, tokens: Range | slice | range | None, *, allow_partial: bool) -> None:
         """TOK-11 and LEN-3."""
         count = self.manifest.tokens.count
-        begin, end = (0, count) if tokens is None else select_range(tokens, count)
+        begin, end = as_range(tokens, count, "tokens")
         if self._verified_length is not None:
             require_tokens(self._verified_length, end)
         lengths = self.manifest.valid_lengths
@@ -244,18 +242,11 @@ class Artifact:
                 next_step="Ask for a valid length, or allow a partial read",
             )
 
-    def _jobs(
-        self, track: Track, wanted: tuple[GroupSelection, ...]
-    ) -> list[tuple[int, SegmentRecord]]:
-        """The segments to read, in table order, with the size of their integers."""
+    def _touched(self, track: Track, wanted: tuple[GroupSelection, ...]) -> list[SegmentRecord]:
+        """The segments to read, in table order."""
         table = self.segment_table(track)
         numbers = np.unique(np.concatenate([touched(self.grid, item) for item in wanted]))
-        result = []
-        for number in numbers:
-            record = table[int(number)]
-            group = self.groups[record.cell.group]
-            result.append((record.cell.values(group), record))
-        return result
+        return [table[int(number)] for number in numbers]
 
     def context(self, track: Track, record: SegmentRecord) -> SegmentContext:
         """What decoding a segment needs; fetches its quantisation set if that is not yet here."""
@@ -338,14 +329,14 @@ class Artifact:
 
     def _fetched(
         self, track: Track, records: list[SegmentRecord]
-    ) -> Iterator[tuple[int, SegmentRecord, memoryview]]:
+    ) -> Iterator[tuple[SegmentRecord, memoryview]]:
         """The stored bytes of segments, adjacent ones with one request."""
         self._load_sets(track, records)
         for chunk in chunks(records):
             data = memoryview(self.data(chunk.offset, chunk.size_bytes))
             for record in chunk.records:
                 start = record.offset - chunk.offset
-                yield 0, record, data[start : start + record.stored_bytes]
+                yield record, data[start : start + record.stored_bytes]
 
 
 def chunks(records: list[SegmentRecord]) -> Iterator[Chunk]:
@@ -366,13 +357,6 @@ def chunks(records: list[SegmentRecord]) -> Iterator[Chunk]:
 
 def _end(record: SetRecord) -> int:
     return record.offset + record.size_bytes
-
-
-def select_range(tokens: Range | slice | range, count: int) -> Range:
-    """The interval of token ordinals that a caller asked for."""
-    from kvformat.selection import as_range
-
-    return as_range(tokens, count, "tokens")
 
 
 def choose_track(manifest: Manifest, among: Sequence[Track] = ()) -> Track:
@@ -448,11 +432,3 @@ def open_artifact(
     except BaseException:
         source.close()
         raise
-
-
-def require_tracks(manifest: Manifest) -> None:
-    """Refuse an artifact none of whose codecs is here."""
-    from kvformat.codecs.registry import CODECS
-
-    if not any(set(track.codecs) <= set(CODECS) for track in manifest.tracks):
-        raise UnsupportedError("track.none", "no track can be decoded here")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -235,6 +235,3 @@ def require_tokens(length: int, stop: int) -> None:
             found=stop,
             next_step="Ask for fewer tokens and compute the rest",
         )
-
-
-EXPECTATION_NAMES: Final = tuple(field.name for field in fields(Expectation))

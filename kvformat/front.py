@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from kvformat.digests import digest
 from kvformat.errors import InvalidError
-from kvformat.header import Header, check_against_manifest, parse_header
+from kvformat.header import HEADER_BYTES, Header, check_against_manifest, parse_header
 from kvformat.manifest import Manifest, parse_manifest
 from kvformat.storage import PREFETCH_BYTES, Source
 from kvformat.tables import TableSpan, table_spans
-
-MERGE_BYTES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ def read_front(source: Source) -> Front:
     if len(prefix) < header.tables_start:
         wanted = min(header.front_bytes, header.tables_start + 16 * PREFETCH_BYTES)
         prefix += source.read(len(prefix), wanted - len(prefix))
-    raw = prefix[len(header_bytes(prefix)) : header.tables_start]
+    raw = prefix[HEADER_BYTES : header.tables_start]
     found = digest(raw)
     if found != header.manifest_digest:
         raise InvalidError(
@@ -56,11 +53,6 @@ def read_front(source: Source) -> Front:
     )
     _check_padding(prefix, header, data_start)
     return Front(header, manifest, prefix, table_spans(manifest, header.tables_start), data_start)
-
-
-def header_bytes(prefix: bytes) -> bytes:
-    """The header's own bytes."""
-    return prefix[:128]
 
 
 def _check_size(source: Source, header: Header, prefix: bytes) -> None:

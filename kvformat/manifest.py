@@ -103,10 +103,6 @@ class Manifest:
         """The quality of that name."""
         return next(item for item in self.qualities if item.name == name)
 
-    def group_index(self, name: str) -> int:
-        """Index of the group of that name."""
-        return next(index for index, item in enumerate(self.groups) if item.name == name)
-
 
 def content_id(groups: tuple[Group, ...], identity: Identity, source_digest: str) -> str:
     """The id that all encodings of one cache share (CID-2)."""
