@@ -62,7 +62,11 @@ CODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "io_error": (
             "io.not-found",
             "io.exists",
+            "io.denied",
             "io.read",
+            "io.timeout",
+            "io.range",
+            "io.changed",
             "io.write",
             "io.short",
         ),

@@ -64,7 +64,11 @@ CODES: Final = {
     "io_error": (
         "io.not-found",
         "io.exists",
+        "io.denied",
         "io.read",
+        "io.timeout",
+        "io.range",
+        "io.changed",
         "io.write",
         "io.short",
     ),
