@@ -9,20 +9,24 @@ import { DTYPE_BYTES, checkManifest } from './manifest.mjs';
 import { restore } from './quant.mjs';
 import { align, checkSemantics } from './semantics.mjs';
 import { checkPatches, parseSet, parseSide, segmentParameters } from './sets.mjs';
-import { openSource } from './source.mjs';
+import { FIRST_BYTES, openSource } from './source.mjs';
 import { SEGMENT_RECORD, SET_RECORD, checkSegmentTable, checkSetTable, segmentRecord, setRecord } from './tables.mjs';
 import * as hevc from './codecs/hevc.mjs';
 import * as stored from './codecs/stored.mjs';
 import * as zstd from './codecs/zstd.mjs';
 
 const CODECS = { stored, zstd, hevc };
+const NO_SET = 0xffffffff;
+const SET_CACHE_BYTES = 64 * 2 ** 20;
+const TIMEOUT_SECONDS = 60;
 
-export async function openArtifact(url) {
-  const source = await openSource(url);
+export async function openArtifact(url, timeoutSeconds = TIMEOUT_SECONDS) {
+  const source = await openSource(url, timeoutSeconds);
   try {
-    const header = parseHeader(source.head, source.size);
-    check(source.size !== null || source.head.length >= Math.min(header.fileBytes, 262_144), 'io.short', url,
-      'the first reply is short and does not reach the end (REQ-3)');
+    const open = source.endsUnknown;
+    const header = parseHeader(source.head, source.size, open ? 'io.short' : 'file.size');
+    check(!open || source.head.length >= header.fileBytes, 'io.short', url, 'the first reply does not reach the end (REQ-3)');
+    check(!open || source.head.length === header.fileBytes, 'file.size', url, `expected ${header.fileBytes} bytes, found more`);
     await source.prefetch(HEADER_BYTES + header.manifestBytes + header.tablesBytes);
     const bytes = await source.read(HEADER_BYTES, header.manifestBytes);
     check(hash(bytes).equals(header.manifestDigest), 'manifest.digest', 'manifest', 'the header names another manifest');
@@ -30,7 +34,9 @@ export async function openArtifact(url) {
     check(Buffer.from(canonical(manifest)).equals(bytes), 'manifest.canonical', 'manifest', 'not in canonical form (JSN-7)');
     checkManifest(manifest);
     checkSemantics(manifest, header);
-    return new Artifact(source, header, manifest);
+    const artifact = new Artifact(source, header, manifest);
+    await artifact.checkZeros(artifact.tablesAt + header.tablesBytes, Math.min(artifact.dataAt, FIRST_BYTES)); // HDR-9
+    return artifact;
   } catch (error) {
     await source.close();
     throw error;
@@ -39,7 +45,8 @@ export async function openArtifact(url) {
 
 class Artifact {
   #tables = new Map(); // the last few tables, checked
-  #set = { key: null, value: null }; // the last quantisation set, checked
+  #sets = new Map(); // quantisation sets, checked, up to SET_CACHE_BYTES
+  #setBytes = 0;
   #cells = null;
 
   constructor(source, header, manifest) {
@@ -54,6 +61,31 @@ class Artifact {
 
   readData(offset, length) {
     return this.source.read(this.dataAt + offset, length);
+  }
+
+  /** Padding, from and to offsets in the file. */
+  async checkZeros(start, stop) {
+    if (start >= stop) return;
+    const bytes = await this.source.read(start, stop - start);
+    check(bytes.every((b) => b === 0), 'data.padding', `byte ${start}`, 'expected zeros (HDR-9, DAT-5)');
+  }
+
+  /** Announce that these segments will be read in this order, and read their sets at once: few requests are left then. */
+  async prepare(track, numbers) {
+    const table = await this.table(track);
+    const quality = this.quality(track);
+    const setTable = await this.table(quality);
+    const used = new Set();
+    for (const n of numbers) used.add(segmentRecord(table, n).setIndex);
+    used.delete(NO_SET);
+    const sets = [...used].sort((a, b) => a - b);
+    const range = ({ offset, bytes }) => [this.dataAt + offset, this.dataAt + offset + bytes];
+    const fits = sets.reduce((sum, n) => sum + setRecord(setTable, n).bytes, 0) <= SET_CACHE_BYTES;
+    await this.source.plan((async function* () {
+      if (fits) for (const n of sets) yield range(setRecord(setTable, n));
+      for (const n of numbers) yield range(segmentRecord(table, n));
+    })());
+    if (fits) for (const n of sets) await this.set(quality, n);
   }
 
   /** The set table of a quality or the segment table of a track, checked. */
@@ -82,12 +114,17 @@ class Artifact {
 
   async set(quality, index) {
     const where = `${quality.name}/set/${index}`;
-    if (this.#set.key === where) return this.#set.value;
+    if (this.#sets.has(where)) return this.#sets.get(where);
     const record = setRecord(await this.table(quality), index);
     const bytes = await this.readData(record.offset, record.bytes);
     check(hash(bytes).equals(record.digest), 'set.digest', where, 'the record names other bytes');
     const value = parseSet(bytes, record, this.manifest.groups[record.group], where);
-    this.#set = { key: where, value };
+    if (this.#setBytes + bytes.length > SET_CACHE_BYTES) {
+      this.#sets.clear();
+      this.#setBytes = 0;
+    }
+    this.#sets.set(where, value);
+    this.#setBytes += bytes.length;
     return value;
   }
 

@@ -14,13 +14,13 @@ export function uint64(bytes, at, where) {
   return high * 2 ** 32 + bytes.readUInt32LE(at);
 }
 
-/** `head` is what the first request brought, `size` the size of the artifact or null if unknown. */
-export function parseHeader(head, size) {
+/** `head` is what the first request brought, `size` the size of the artifact or null if unknown; `tooShort` the code if it ends. */
+export function parseHeader(head, size, tooShort = 'file.size') {
   check(head.length >= 8 && MAGIC.equals(head.subarray(0, 8)), 'header.magic', 'header', 'not a kvformat file');
-  check(head.length >= 48, 'file.size', 'header', `the file ends after ${head.length} bytes, inside the header`);
+  check(head.length >= 48, tooShort, 'header', `the file ends after ${head.length} bytes, inside the header`);
   const headerBytes = head.readUInt32LE(12);
   check(headerBytes >= 128 && headerBytes <= 4096, 'header.field', 'header/header_bytes', `found ${headerBytes}`);
-  check(head.length >= headerBytes, 'file.size', 'header', `the file ends after ${head.length} bytes, inside the header`);
+  check(head.length >= headerBytes, tooShort, 'header', `the file ends after ${head.length} bytes, inside the header`);
   const checked = hash(Buffer.concat([head.subarray(0, 16), head.subarray(48, headerBytes)]));
   check(checked.equals(head.subarray(16, 48)), 'header.check', 'header/check', 'the header does not have this digest');
   const version = `${head.readUInt16LE(8)}.${head.readUInt16LE(10)}`;

@@ -15,11 +15,14 @@ import { restoreTo, select } from './restore.mjs';
 import { verify } from './verify.mjs';
 
 const usage = (detail) => new Failure('usage.argument', 'arguments', detail);
-const expectations = { 'expect-model': { type: 'string' }, 'expect-token-ids': { type: 'string' }, 'salt-file': { type: 'string' } };
+const opening = { timeout: { type: 'string' } };
+const expectations = {
+  ...opening, 'expect-model': { type: 'string' }, 'expect-token-ids': { type: 'string' }, 'salt-file': { type: 'string' },
+};
 const BUG = 70;
 const COMMANDS = {
   info: { options: {}, run: info },
-  inspect: { options: {}, run: inspect },
+  inspect: { options: opening, run: inspect },
   verify: { options: expectations, run: verifyAll },
   decode: {
     options: {
@@ -34,7 +37,7 @@ function info() {
   const { version } = JSON.parse(readFileSync(new URL('package.json', import.meta.url)));
   return {
     name: 'minimal-js', version, formats: ['0.9'], codecs: available() ? ['stored', 'zstd', 'hevc'] : ['stored', 'zstd'], features: [],
-    levels: ['core', 'uncommon', 'faulty', 'hostile', 'future', 'gold'], batch: true,
+    levels: ['core', 'uncommon', 'faulty', 'hostile', 'future', 'gold'], batch: true, http: true,
   };
 }
 
@@ -109,6 +112,12 @@ function interval(text, key) {
   return [Number(match[1]), Number(match[2])];
 }
 
+function seconds(text) {
+  if (text === undefined) return undefined;
+  if (!/^\d{1,6}(\.\d{1,3})?$/.test(text) || Number(text) === 0) throw usage(`--timeout: expected seconds above 0, found ${text}`);
+  return Number(text);
+}
+
 async function run(argv) {
   const [name, ...rest] = argv;
   if (!Object.hasOwn(COMMANDS, name ?? '')) throw usage(`expected one of ${Object.keys(COMMANDS)}, batch`);
@@ -121,7 +130,7 @@ async function run(argv) {
   }
   if (parsed.positionals.length !== (name === 'info' ? 0 : 1)) throw usage('expected one URL, and none for info');
   if (name === 'info') return info();
-  const artifact = await openArtifact(parsed.positionals[0]);
+  const artifact = await openArtifact(parsed.positionals[0], seconds(parsed.values.timeout));
   try {
     return { where: parsed.positionals[0], ...await command.run(artifact, parsed.values) };
   } finally {

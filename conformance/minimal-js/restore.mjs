@@ -70,24 +70,32 @@ export async function restoreTo(output, artifact, track, parts) {
   }
 }
 
+/** What a segment holds of the selected part of its group, or null. */
+function overlap(record, byGroup) {
+  const part = byGroup.get(record.group);
+  if (!part) return null;
+  const common = ([a, b], start, count) => [Math.max(a, start), Math.min(b, start + count)];
+  const layers = common(part.layers, record.layerIndex, record.layerCount);
+  const tokens = common(part.tokens, record.tokenStart, record.tokenCount);
+  const heads = common(part.heads, record.headStart, record.headCount);
+  return [layers, tokens, heads].every(([a, b]) => a < b) ? { part, layers, tokens, heads } : null;
+}
+
 async function fill(file, artifact, track, parts) {
   const table = await artifact.table(track);
   const byGroup = new Map(parts.map((part) => [part.index, part]));
-  for (let n = 0; n < track.segments; n++) {
+  const numbers = [];
+  for (let n = 0; n < track.segments; n++) if (overlap(segmentRecord(table, n), byGroup)) numbers.push(n);
+  await artifact.prepare(track, numbers);
+  for (const n of numbers) {
     const record = segmentRecord(table, n);
-    const part = byGroup.get(record.group);
-    if (!part) continue;
-    const overlap = ([a, b], start, count) => [Math.max(a, start), Math.min(b, start + count)];
-    const [l0, l1] = overlap(part.layers, record.layerIndex, record.layerCount);
-    const [t0, t1] = overlap(part.tokens, record.tokenStart, record.tokenCount);
-    const [h0, h1] = overlap(part.heads, record.headStart, record.headCount);
-    if (l0 >= l1 || t0 >= t1 || h0 >= h1) continue;
+    const { part, layers: [l0, l1], tokens: [t0, t1], heads: [h0, h1] } = overlap(record, byGroup);
     const { restored } = await artifact.segment(track, n, false);
     const headBytes = part.rowBytes / (part.heads[1] - part.heads[0]);
-    const tokens = part.tokens[1] - part.tokens[0];
+    const partTokens = part.tokens[1] - part.tokens[0];
     for (let l = l0; l < l1; l++) {
       const from = (t) => ((l - record.layerIndex) * record.tokenCount + t - record.tokenStart) * record.headCount * headBytes;
-      const to = (t) => part.offset + ((l - part.layers[0]) * tokens + t - part.tokens[0]) * part.rowBytes;
+      const to = (t) => part.offset + ((l - part.layers[0]) * partTokens + t - part.tokens[0]) * part.rowBytes;
       if (h1 - h0 === record.headCount && h1 - h0 === part.heads[1] - part.heads[0]) {
         await writeAll(file, restored.subarray(from(t0), from(t1)), to(t0)); // whole rows are adjacent on both sides
         continue;

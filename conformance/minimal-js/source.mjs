@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of an artifact by range: a local file, or HTTP with exact checks of each reply (section 11.1).
-import { open, stat } from 'node:fs/promises';
+// Bytes of an artifact by range (section 11.1). Objects that are read one after the other and lie side by side come
+// in one request, if the reader has said what it will read.
 import { fileURLToPath } from 'node:url';
-import { Failure, check } from './failure.mjs';
+import { Failure } from './failure.mjs';
+import { HttpObject } from './http.mjs';
+import { LocalFile } from './local.mjs';
 
-const FIRST = 262_144;
-const PREFETCH = 64 * 2 ** 20;
-const TIMEOUT_MS = 60_000;
+export const FIRST_BYTES = 262_144;
+const PREFETCH_BYTES = 64 * 2 ** 20;
+const RUN_BYTES = 16 * 2 ** 20; // of joined objects that are held at a time
+const OVERHEAD = 1.05; // REQ-12
 
-export async function openSource(url) {
-  const source = /^https?:\/\//i.test(url) ? new Http(url) : new Local(/^file:/i.test(url) ? localPath(url) : url);
-  await source.start();
-  return source;
+export async function openSource(url, timeoutSeconds) {
+  const storage = /^https?:\/\//i.test(url) ? new HttpObject(url, timeoutSeconds) : new LocalFile(localPath(url));
+  try {
+    const head = await storage.open(FIRST_BYTES);
+    return new Source(storage, head);
+  } catch (error) {
+    await storage.close();
+    throw error;
+  }
 }
 
 function localPath(url) {
+  if (!/^file:/i.test(url)) return url;
   try {
     return fileURLToPath(url);
   } catch (error) {
@@ -23,118 +32,78 @@ function localPath(url) {
 }
 
 class Source {
-  head = Buffer.alloc(0); // bytes from offset 0 that are already here (REQ-1)
-  size = null; // of the whole artifact, where known
+  #storage;
+  #plan = null; // iterator over the ranges that will be read
+  #next = null; // the first of them that has not been asked for
+  #run = { start: 0, stop: 0, bytes: null }; // what the last joined request brought
+
+  constructor(storage, head) {
+    this.#storage = storage;
+    this.head = head; // bytes from offset 0 that are already here (REQ-1)
+    this.size = storage.size; // of the whole artifact, null if unknown
+  }
+
+  /** The first reply was short without a total size: whether the artifact ends there shows in its header (REQ-3). */
+  get endsUnknown() {
+    return this.size === null && this.head.length < FIRST_BYTES;
+  }
 
   /** Fetch the front up to `end` in one more request, or the first part of a very large one. */
   async prefetch(end) {
-    const stop = Math.min(end, PREFETCH);
+    const stop = Math.min(end, PREFETCH_BYTES);
     if (stop > this.head.length) this.head = await this.read(0, stop);
+  }
+
+  /** Does the artifact end at `offset`, its file_bytes? */
+  async endsAt(offset) {
+    if (this.endsUnknown) return this.head.length === offset;
+    return this.#storage.endsAt(offset);
+  }
+
+  /** `ranges`, an async iterable of [start, stop], are what will be read, in this order. */
+  async plan(ranges) {
+    this.#plan = ranges[Symbol.asyncIterator]();
+    await this.#advance();
+  }
+
+  async #advance() {
+    do {
+      const { done, value } = await this.#plan.next();
+      this.#next = done ? null : [Math.max(value[0], this.head.length), value[1]];
+    } while (this.#next && this.#next[0] >= this.#next[1]);
   }
 
   /** Exactly these bytes. The caller has checked `length` against the limits (ORD-4). */
   async read(offset, length) {
     const stop = offset + length;
     if (stop <= this.head.length) return this.head.subarray(offset, stop);
-    if (offset >= this.head.length) return this.fetch(offset, length);
-    const rest = await this.fetch(this.head.length, stop - this.head.length);
-    return Buffer.concat([this.head.subarray(offset), rest]);
-  }
-
-  async close() {}
-}
-
-class Local extends Source {
-  constructor(path) {
-    super();
-    this.path = path;
-  }
-
-  async start() {
-    try {
-      check((await stat(this.path)).isFile(), 'io.read', this.path, 'not a regular file'); // to open a pipe would wait
-      this.file = await open(this.path, 'r');
-      this.size = (await this.file.stat()).size;
-    } catch (error) {
-      if (error instanceof Failure) throw error;
-      throw new Failure(error.code === 'ENOENT' ? 'io.not-found' : 'io.read', this.path, error.message);
+    if (offset < this.head.length) {
+      const rest = await this.read(this.head.length, stop - this.head.length);
+      return Buffer.concat([this.head.subarray(offset), rest]);
     }
-    this.head = await this.fetch(0, Math.min(FIRST, this.size));
+    if (length === 0) return Buffer.alloc(0);
+    if (this.#next && offset === this.#next[0] && stop === this.#next[1]) await this.#fetchRun();
+    const run = this.#run;
+    if (offset >= run.start && stop <= run.stop) return run.bytes.subarray(offset - run.start, stop - run.start);
+    return this.#storage.fetch(offset, [stop]);
   }
 
-  async fetch(offset, length) {
-    const out = Buffer.allocUnsafe(length);
-    for (let have = 0; have < length;) {
-      const { bytesRead } = await this.file.read(out, have, length - have, offset + have).catch((error) => {
-        throw new Failure('io.read', this.path, error.message);
-      });
-      check(bytesRead > 0, 'io.short', this.path, `${have} of ${length} bytes from offset ${offset}`);
-      have += bytesRead;
+  async #fetchRun() {
+    const [start, stop] = this.#next;
+    const stops = [stop];
+    let needed = stop - start;
+    for (await this.#advance(); this.#next; await this.#advance()) {
+      const [from, to] = this.#next;
+      const joined = to - start;
+      if (from < stops.at(-1) || joined > RUN_BYTES || joined > OVERHEAD * (needed + to - from)) break;
+      needed += to - from;
+      stops.push(to);
     }
-    return out;
+    this.#run = { start: 0, stop: 0, bytes: null }; // free it before the next one
+    this.#run = { start, stop: stops.at(-1), bytes: await this.#storage.fetch(start, stops) };
   }
 
   close() {
-    return this.file?.close();
-  }
-}
-
-class Http extends Source {
-  constructor(url) {
-    super();
-    this.url = url;
-  }
-
-  async start() {
-    this.head = await this.fetch(0, FIRST, true);
-  }
-
-  async fetch(offset, length, first = false) {
-    if (length === 0) return Buffer.alloc(0);
-    try {
-      return await this.#request(offset, length, first);
-    } catch (error) {
-      if (error instanceof Failure) throw error;
-      throw new Failure('io.read', this.url, `${error.message}: ${error.cause?.message ?? ''}`);
-    }
-  }
-
-  async #request(offset, length, first) {
-    const reply = await fetch(this.url, {
-      // With Range, fetch adds "Accept-Encoding: identity" by itself; giving it here as well would double it.
-      headers: { Range: `bytes=${offset}-${offset + length - 1}` },
-      signal: AbortSignal.timeout(TIMEOUT_MS),
-    });
-    try {
-      check(reply.status !== 404 && reply.status !== 410, 'io.not-found', this.url, `status ${reply.status}`);
-      const range = /^bytes (?:(\d+)-(\d+)|\*)\/(\d+|\*)$/.exec(reply.headers.get('content-range') ?? '');
-      const total = range && range[3] !== '*' ? Number(range[3]) : null;
-      if (first && reply.status === 416 && total === 0) {
-        this.size = 0; // an empty object has no first byte to give
-        return Buffer.alloc(0);
-      }
-      check(reply.status === 206, 'io.read', this.url, `expected status 206, found ${reply.status}`);
-      const encoding = reply.headers.get('content-encoding') ?? 'identity';
-      check(encoding === 'identity', 'io.read', this.url, `content encoding ${encoding}`);
-      check(range?.[1] !== undefined && Number(range[1]) === offset, 'io.read', this.url,
-        `asked for offset ${offset}, found Content-Range ${reply.headers.get('content-range')}`);
-      if (first) this.size = total;
-      check(total === this.size, 'io.read', this.url, `the size changed from ${this.size} to ${total}`);
-      const got = Number(range[2]) - offset + 1;
-      // The first reply may be short, but only because the artifact ends there; a size of * is settled by file_bytes.
-      const expected = first ? Math.min(length, total ?? got) : length;
-      check(got === expected && got <= length, 'io.short', this.url, `asked for ${length} bytes from ${offset}, found ${got}`);
-      const out = Buffer.allocUnsafe(got);
-      let have = 0;
-      for await (const chunk of reply.body) {
-        check(chunk.length <= got - have, 'io.short', this.url, `more than ${got} bytes from ${offset}`);
-        out.set(chunk, have);
-        have += chunk.length;
-      }
-      check(have === got, 'io.short', this.url, `${have} of ${got} bytes from ${offset}`);
-      return out;
-    } finally {
-      if (!reply.body?.locked) await reply.body?.cancel().catch(() => {});
-    }
+    return this.#storage.close();
   }
 }

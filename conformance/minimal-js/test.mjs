@@ -1,123 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// node --test. Damaged files are made from two good ones: all digests that stand before the damage are recomputed,
-// so that the rule in question is the first to fail. With KVF_CASES=DIR they are also written there, for other readers.
+// node --test: the files of the specification, damaged in one place each, and the command line.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
-import { createServer } from 'node:http';
-import { tmpdir } from 'node:os';
+import { readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { after, test } from 'node:test';
-import { fileURLToPath } from 'node:url';
-import { openArtifact } from './artifact.mjs';
+import { test } from 'node:test';
 import { available } from './codecs/hevc.mjs';
 import { hash, hex } from './digest.mjs';
-import { canonical, parse } from './json.mjs';
 import { narrow } from './quant.mjs';
-import { align } from './semantics.mjs';
-import { verify } from './verify.mjs';
-
-const here = (path) => fileURLToPath(new URL(path, import.meta.url));
-const WORKED = here('../../spec/examples/worked.kvf');
-const HEVC = here('testdata/hevc.kvf');
-const temporary = mkdtempSync(join(tmpdir(), 'kvf-'));
-after(() => rmSync(temporary, { recursive: true }));
-
-/** A file taken apart: manifest, tables by part, objects by record, each a buffer of its own. */
-function takeApart(path) {
-  const file = Buffer.from(readFileSync(path));
-  const M = Number(file.readBigUInt64LE(56));
-  const manifest = parse(file.subarray(128, 128 + M));
-  const dataAt = align(128 + M + Number(file.readBigUInt64LE(64)), manifest.segmentation.alignment);
-  let at = 128 + M;
-  const parts = [...manifest.qualities, ...manifest.tracks].map((part) => {
-    const size = part.sets === undefined ? 128 : 64;
-    const records = Array.from({ length: part.sets ?? part.segments }, () => {
-      const record = Buffer.from(file.subarray(at, at += size));
-      const offset = dataAt + Number(record.readBigUInt64LE(0));
-      return { record, object: Buffer.from(file.subarray(offset, offset + Number(record.readBigUInt64LE(8)))) };
-    });
-    return { part, records };
-  });
-  return { manifest, parts };
-}
-
-/** Put a file together again. `options` keeps single steps from being done, or replaces bytes. */
-function putTogether({ manifest, parts }, options = {}) {
-  const data = [];
-  let cursor = 0;
-  for (const { part, records } of parts) {
-    if (!options.keepStarts) part.data_start = cursor;
-    for (const { record, object } of records) {
-      const gap = align(cursor, manifest.segmentation.alignment) - cursor;
-      data.push(Buffer.alloc(gap, options.gapByte ?? 0), object);
-      if (!options.keepOffsets) record.writeBigUInt64LE(BigInt(cursor + gap), 0);
-      cursor += gap + object.length;
-      if (!options.keepLengths) record.writeBigUInt64LE(BigInt(object.length), 8);
-      if (!options.keepDigests) hash(object).copy(record, part.sets === undefined ? 64 : 16);
-    }
-    if (!options.keepStarts) part.data_stop = cursor;
-    const digest = hex(Buffer.concat(records.map((r) => r.record)));
-    if (!options.keepTableDigests) part[part.sets === undefined ? 'table_digest' : 'set_table_digest'] = digest;
-  }
-  if (!options.keepStarts) manifest.data_bytes = cursor;
-  options.late?.(manifest);
-  if (!options.keepContentId) {
-    const { groups, identity, source_digest } = manifest;
-    manifest.content_id = hex(Buffer.from(canonical({ groups, identity, source_digest })));
-  }
-  const json = options.json?.(canonical(manifest)) ?? canonical(manifest);
-  const bytes = Buffer.isBuffer(json) ? json : Buffer.from(json);
-  const tables = Buffer.concat(parts.flatMap((p) => p.records.map((r) => r.record)));
-  const front = 128 + bytes.length + tables.length;
-  const zeros = Buffer.alloc(align(front, manifest.segmentation.alignment === 4096 ? 4096 : 1) - front, options.gapByte ?? 0);
-  const header = Buffer.alloc(128);
-  Buffer.from('894b56460d0a1a0a00000900', 'hex').copy(header);
-  header.writeUInt32LE(128, 12);
-  [front + zeros.length + cursor, bytes.length, tables.length].forEach((n, i) => header.writeBigUInt64LE(BigInt(n), 48 + 8 * i));
-  hash(bytes).copy(header, 72);
-  options.header?.(header);
-  seal(header);
-  return Buffer.concat([header, bytes, tables, zeros, ...data]);
-}
-
-const seal = (file) => hash(Buffer.concat([file.subarray(0, 16), file.subarray(48, 128)])).copy(file, 16);
-
-let cases = 0;
-/** What verification answers: "ok" or a code. */
-async function answer(bytes, name = 'x') {
-  const path = join(temporary, `${cases++}.kvf`);
-  writeFileSync(path, bytes);
-  if (process.env.KVF_CASES) {
-    writeFileSync(join(process.env.KVF_CASES, `${String(cases).padStart(3, '0')}-${name.replace(/\W+/g, '-')}.kvf`), bytes);
-  }
-  let artifact;
-  try {
-    artifact = await openArtifact(path);
-    await verify(artifact);
-    return 'ok';
-  } catch (error) {
-    if (error.code === undefined || error.verdict === undefined) throw error;
-    return error.code;
-  } finally {
-    await artifact?.close();
-    rmSync(path);
-  }
-}
-
-/** One damaged file: `change` edits the parts, `options` are those of putTogether. */
-async function expectCode(code, name, change, options, from = WORKED) {
-  const file = takeApart(from);
-  const more = change?.(file.manifest, file.parts) ?? {};
-  assert.equal(await answer(putTogether(file, { ...options, ...more }), name), code, name);
-}
-
-const sources = Object.fromEntries([['worked', WORKED], ['hevc', HEVC]].map(([k, v]) => [k, readFileSync(v)]));
-
-function cli(...args) {
-  const { status, stdout, stderr } = spawnSync(process.execPath, [here('kvf.mjs'), ...args], { encoding: 'utf8' });
-  return { status, stderr, ...JSON.parse(stdout) };
-}
+import { HEVC, WORKED, answer, cli, expectCode, here, putTogether, seal, sources, takeApart, temporary } from './testing.mjs';
 
 test('worked.kvf restores to the digests of Appendix A', () => {
   const appendix = readFileSync(here('../../spec/appendix-a.md'), 'utf8');
@@ -373,6 +264,16 @@ test('tables, padding, sets', async () => {
   await expectCode('table.digest', 'segment table', poke(3, 0, 60), { keepTableDigests: true });
   await expectCode('segment.integers', 'integer digest', (m, parts) => { for (const p of [2, 3]) parts[p].records[0].record[96] ^= 1; });
   await expectCode('data.padding', 'padding', (m) => { m.segmentation.alignment = 4096; }, { gapByte: 1 });
+  for (const [opened, extension] of [['data.padding', {}], ['ok', { a: { must_understand: false, value: Array(70).fill('x'.repeat(4096)) } }]]) {
+    const file = takeApart(WORKED); // without and with a front above 262,144 bytes (HDR-9)
+    file.manifest.segmentation.alignment = 4096;
+    file.manifest.extensions = extension;
+    const path = join(temporary, 'padding.kvf');
+    writeFileSync(path, putTogether(file, { gapByte: 1 }));
+    const [inspected, verified] = [cli('inspect', path), cli('verify', path)];
+    assert.deepEqual([inspected.code ?? 'ok', verified.code], [opened, 'data.padding']);
+    rmSync(path);
+  }
   await expectCode('data.source', 'source', (m) => { m.source_digest = '0'.repeat(64); });
   const object = (part, n, change) => (m, parts) => {
     const r = parts[part].records[n];
@@ -535,49 +436,4 @@ test('command line: batch', () => {
   const { exit, ...answer } = answers[0];
   const { status: alone, stderr, ...same } = cli('verify', WORKED);
   assert.deepEqual([answer, exit, stderr], [same, alone, '']);
-});
-
-test('HTTP: range requests', async (t) => {
-  const requests = [];
-  const big = putTogether((() => { // a front above 262,144 bytes
-    const file = takeApart(WORKED);
-    file.manifest.extensions.a = { must_understand: false, value: Array(70).fill('x'.repeat(4096)) };
-    return file;
-  })());
-  const server = createServer((request, reply) => {
-    const [, name] = request.url.split('/');
-    const body = name === 'big' ? big : name === 'empty' ? Buffer.alloc(0) : sources.worked;
-    requests.push([request.method, request.headers.range, request.headers['accept-encoding']]);
-    const [, from, to] = /^bytes=(\d+)-(\d+)$/.exec(request.headers.range).map(Number);
-    if (name === 'missing') { reply.writeHead(404).end(); return; }
-    if (from >= body.length) { reply.writeHead(416, { 'Content-Range': `bytes */${body.length}` }).end(); return; }
-    const stop = Math.min(to + 1, body.length);
-    let part = body.subarray(from, stop);
-    let range = `bytes ${from}-${stop - 1}/${name === 'star' ? '*' : body.length}`;
-    if (name === 'whole') { reply.writeHead(200).end(body); return; }
-    if (name === 'shifted') range = `bytes ${from + 1}-${stop}/${body.length}`;
-    if (name === 'short') { part = part.subarray(0, 1000); range = `bytes ${from}-999/${body.length}`; }
-    if (name === 'truncated') { part = part.subarray(0, 1000); range = 'bytes 0-999/1000'; }
-    if (name === 'starshort') { part = part.subarray(0, 1000); range = 'bytes 0-999/*'; }
-    reply.writeHead(206, { 'Content-Range': range, ...(name === 'gzip' ? { 'Content-Encoding': 'x-odd' } : {}) }).end(part);
-  });
-  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve));
-  t.after(() => server.close());
-  const read = async (name) => {
-    try {
-      const artifact = await openArtifact(`http://127.0.0.1:${server.address().port}/${name}`);
-      await verify(artifact);
-      return 'ok';
-    } catch (error) {
-      return error.code;
-    }
-  };
-  for (const [name, code] of Object.entries({
-    plain: 'ok', star: 'ok', big: 'ok', missing: 'io.not-found', empty: 'header.magic', whole: 'io.read', shifted: 'io.read', short: 'io.short',
-    truncated: 'file.size', starshort: 'io.short', gzip: 'io.read',
-  })) assert.equal(await read(name), code, name);
-  assert.ok(requests.every(([method, , encoding]) => method === 'GET' && encoding === 'identity'));
-  assert.equal(requests[0][1], 'bytes=0-262143');
-  const bigRequests = requests.filter(([, range]) => /^bytes=262144-/.test(range));
-  assert.equal(bigRequests.length, 1, 'the rest of the front in one request (REQ-1)');
 });

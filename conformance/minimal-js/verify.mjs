@@ -2,7 +2,6 @@
 // Verification of a whole artifact: section 11.3.
 import { hash, hasher } from './digest.mjs';
 import { Failure, check } from './failure.mjs';
-import { held } from './grid.mjs';
 import { DTYPE_BYTES } from './manifest.mjs';
 import { compareTracks, segmentRecord, setRecord } from './tables.mjs';
 
@@ -10,29 +9,67 @@ const SLICE = 268_435_456; // bytes of one layer that are assembled at a time
 
 /** Returns the integer digests of all segments by track. */
 export async function verify(artifact) {
-  const { manifest: m } = artifact;
+  const { manifest: m, source, header, tablesAt, dataAt } = artifact;
   for (const part of [...m.qualities, ...m.tracks]) await artifact.table(part);
   await comparisons(artifact);
-  await padding(artifact);
+  check(await source.endsAt(header.fileBytes), 'file.size', 'file', `expected an end after ${header.fileBytes} bytes (HDR-10)`);
+
+  const original = m.tracks.find((track) => track.quality === 'exact');
+  const blocks = original ? tokenBlocks(await artifact.table(original), original.segments) : [];
+  await source.plan(ranges(artifact, original, blocks));
+  await artifact.checkZeros(tablesAt + header.tablesBytes, dataAt);
   for (const quality of m.qualities) {
-    for (let n = 0; n < quality.sets; n++) await artifact.set(quality, n);
+    for (let n = 0; n < quality.sets; n++) {
+      await artifact.checkZeros(...gap(artifact, quality, await artifact.table(quality), n));
+      await artifact.set(quality, n);
+    }
   }
-  const source = m.tracks.find((track) => track.quality === 'exact');
   const integers = {};
+  const sides = new Map(); // quality name -> digests of the side blocks of its first track
   for (const track of m.tracks) {
-    const reference = m.tracks.find((t) => t.quality === track.quality);
+    const table = await artifact.table(track);
     const digests = new Array(track.segments);
     const segment = async (n) => {
+      await artifact.checkZeros(...gap(artifact, track, table, n));
       const { q, record, bytes } = await artifact.segment(track, n, true);
       digests[n] = record.integerDigest.toString('hex');
-      if (reference !== track && record.sideBytes > 0) await sameSide(artifact, reference, track, n, bytes);
+      sameSide(sides, track, n, bytes.subarray(0, record.sideBytes));
       return q;
     };
-    if (track === source) await sourceDigest(artifact, track, segment);
+    if (track === original) await sourceDigest(artifact, track, blocks, segment);
     else for (let n = 0; n < track.segments; n++) await segment(n);
     integers[track.name] = digests;
   }
   return integers;
+}
+
+const recordOf = (part) => (part.sets === undefined ? segmentRecord : setRecord);
+
+/** Start and stop of the padding before an object (DAT-5) in the file. The table is already checked. */
+function gap({ dataAt }, part, table, n) {
+  const record = recordOf(part);
+  let start = part.data_start;
+  if (n > 0) {
+    const before = record(table, n - 1);
+    start = before.offset + before.bytes;
+  }
+  return [dataAt + start, dataAt + record(table, n).offset];
+}
+
+/** All that verification reads behind the tables, in the order in which it does. */
+async function* ranges(artifact, original, blocks) {
+  const { manifest: m, header, tablesAt, dataAt } = artifact;
+  yield [tablesAt + header.tablesBytes, dataAt];
+  for (const part of [...m.qualities, ...m.tracks]) {
+    const table = await artifact.table(part);
+    const count = part.sets ?? part.segments;
+    const order = part === original ? blocks.flatMap((block) => block.members) : Array(count).keys();
+    for (const n of order) {
+      const { offset, bytes } = recordOf(part)(table, n);
+      yield gap(artifact, part, table, n);
+      yield [dataAt + offset, dataAt + offset + bytes];
+    }
+  }
 }
 
 /** Every track against the first of its quality, and against the first that encodes each of its groups exactly. */
@@ -49,71 +86,45 @@ async function comparisons(artifact) {
   }
 }
 
-async function sameSide(artifact, reference, track, n, bytes) {
-  const record = segmentRecord(await artifact.table(reference), n);
-  const side = await artifact.readData(record.offset, record.sideBytes);
-  check(side.equals(bytes.subarray(0, record.sideBytes)), 'segment.side', `${track.name}/segment/${n}`,
-    `differs from that of ${reference.name} (REC-6)`);
+function sameSide(sides, track, n, side) {
+  if (side.length === 0) return;
+  const known = sides.get(track.quality) ?? { track, digests: new Map() };
+  sides.set(track.quality, known);
+  if (known.track === track) known.digests.set(n, hash(side));
+  else check(known.digests.get(n).equals(hash(side)), 'segment.side', `${track.name}/segment/${n}`, `differs from that of ${known.track.name} (REC-6)`);
 }
 
-/** Zeros between the tables and the data, and between objects (HDR-9, DAT-5). The tables are already checked. */
-async function padding(artifact) {
-  const { manifest: m, source, header, tablesAt, dataAt } = artifact;
-  let cursor = tablesAt + header.tablesBytes - dataAt; // at most 0: the gap before the data counts as well
-  const gap = async (stop) => {
-    if (stop > cursor) {
-      const bytes = await source.read(dataAt + cursor, stop - cursor);
-      check(bytes.every((b) => b === 0), 'data.padding', `data offset ${cursor}`, 'expected zeros');
-    }
-  };
-  await gap(0);
-  cursor = 0;
-  for (const part of [...m.qualities, ...m.tracks]) {
-    const table = await artifact.table(part);
-    const read = part.sets === undefined ? segmentRecord : setRecord;
-    for (let n = 0; n < (part.sets ?? part.segments); n++) {
-      const record = read(table, n);
-      await gap(record.offset);
-      cursor = record.offset + record.bytes;
-    }
+/** Segments that differ in heads only, which CID-1 hashes together: for each layer run in the order of tokens. */
+function tokenBlocks(table, segments) {
+  const blocks = new Map();
+  for (let n = 0; n < segments; n++) {
+    const { group, layerIndex, layerCount, tokenStart, tokenCount } = segmentRecord(table, n);
+    const key = `${group} ${layerIndex} ${tokenStart}`;
+    if (!blocks.has(key)) blocks.set(key, { group, layerIndex, layerCount, tokenCount, members: [] });
+    blocks.get(key).members.push(n);
   }
+  return [...blocks.values()];
 }
 
 /**
- * CID-1. A layer is hashed as [token, head, dim], but segments split heads, so those of one token block are put
- * together first; a block too large for that is put together in slices of tokens, decoding it once per slice.
+ * CID-1. A layer is hashed as [token, head, dim], but segments split heads, so those of one block are put together
+ * first; a block too large for that is put together in slices of tokens, decoding it once per slice.
  */
-async function sourceDigest(artifact, track, segment) {
+async function sourceDigest(artifact, track, blocks, segment) {
   const { manifest: m } = artifact;
   const table = await artifact.table(track);
-  const blocks = m.groups.map(() => new Map()); // group -> "layer token" -> segments of its head runs, in order
-  for (let n = 0; n < track.segments; n++) {
-    const { group, layerIndex, tokenStart } = segmentRecord(table, n);
-    const key = `${layerIndex} ${tokenStart}`;
-    if (!blocks[group].has(key)) blocks[group].set(key, []);
-    blocks[group].get(key).push(n);
-  }
-  const digests = hasher();
-  for (const [g, group] of m.groups.entries()) {
+  const layers = m.groups.map((group) => Array.from(group.layers, () => null)); // a hasher each, when it has begun
+  for (const { group: g, layerIndex, layerCount, tokenCount, members } of blocks) {
+    const group = m.groups[g];
     const rowBytes = group.heads * group.head_dim * DTYPE_BYTES[group.dtype];
-    const cut = m.segmentation.groups[g].layers;
-    const [start, stop] = held(group, m.tokens.count);
-    for (let layer = 0; layer < group.layers.length; layer += cut) {
-      const hashers = Array.from({ length: Math.min(cut, group.layers.length - layer) }, hasher);
-      for (let token = start; token < stop;) {
-        const members = blocks[g].get(`${layer} ${token}`);
-        const count = segmentRecord(table, members[0]).tokenCount;
-        const step = members.length === 1 ? count : Math.max(1, Math.floor(SLICE / (rowBytes * hashers.length)));
-        for (let from = 0; from < count; from += step) {
-          const to = Math.min(from + step, count);
-          const slices = await assemble(members, segment, table, group, rowBytes, hashers.length, from, to);
-          hashers.forEach((h, i) => h.update(slices[i]));
-        }
-        token += count;
-      }
-      for (const h of hashers) digests.update(h.digest());
+    const step = members.length === 1 ? tokenCount : Math.max(1, Math.floor(SLICE / (rowBytes * layerCount)));
+    for (let from = 0; from < tokenCount; from += step) {
+      const slices = await assemble(members, segment, table, group, rowBytes, layerCount, from, Math.min(from + step, tokenCount));
+      slices.forEach((slice, i) => { (layers[g][layerIndex + i] ??= hasher()).update(slice); });
     }
   }
+  const digests = hasher();
+  for (const layer of layers.flat()) digests.update((layer ?? hasher()).digest());
   if (Buffer.from(digests.digest()).toString('hex') !== m.source_digest) {
     throw new Failure('data.source', track.name, 'does not restore the source that the manifest names (CID-1)');
   }
