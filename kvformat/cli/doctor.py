@@ -1,21 +1,24 @@
-"""``kvformat doctor``: versions, codecs that really work, video hardware."""
+"""``kvformat doctor``: versions, codecs that really work, video hardware, how fast it decodes."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import click
 import numpy as np
 
 from kvformat import FORMAT_VERSION, __version__
-from kvformat.cli.show import emit, facts, heading
+from kvformat.cli.show import emit, facts, heading, progress, say, table
 from kvformat.cli.text import clean, write_json
 from kvformat.codecs.base import SegmentShape
 from kvformat.codecs.registry import CODECS
+from kvformat.costs import CPU, CodecRate, Rates, seconds
 from kvformat.errors import UnsupportedError
 from kvformat.layout import candidate_layouts
+from kvformat.rates import load_rates, measure, save_rates
 from kvformat.workers import cores
 
 PACKAGES: Final = (
@@ -34,11 +37,21 @@ WORKS: Final = "works"
 
 
 @click.command(name="doctor")
+@click.option(
+    "--measure",
+    "measuring",
+    is_flag=True,
+    help="Also measure how fast each codec decodes here, and keep the rates.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(*, as_json: bool) -> None:
+def command(*, measuring: bool, as_json: bool) -> None:
     """Show versions and try every codec on a tiny segment.
 
     Ends with exit code 69 if a codec of the format does not work here.
+
+    The rates choose the track where a reader asks for "auto", and kvformat plan computes with
+    them. --measure takes about ten seconds; run it while the machine is otherwise idle. It writes
+    $KVFORMAT_RATES, or kvformat/rates.json in the user's cache directory.
     """
     found: dict[str, Any] = {
         "kvformat": {"package": __version__, "format": FORMAT_VERSION},
@@ -49,11 +62,14 @@ def command(*, as_json: bool) -> None:
         "video_hardware": _hardware(),
         "cores": cores(),
     }
+    broken = [name for name, state in found["codecs"].items() if not state.startswith(WORKS)]
+    rates = _measured() if measuring and not broken else load_rates()
+    found["rates"] = rates_json(rates)
     if as_json:
         write_json(found)
     else:
         _show(found)
-    broken = [name for name, state in found["codecs"].items() if not state.startswith(WORKS)]
+        show_rates(rates)
     if broken:
         raise UnsupportedError(
             "codec.unavailable",
@@ -62,6 +78,49 @@ def command(*, as_json: bool) -> None:
             found=found["codecs"][broken[0]],
             next_step="Install kvformat again, or report what kvformat doctor prints",
         )
+
+
+def _measured() -> Rates:
+    with progress("measuring") as step:
+        rates = measure(progress=step)
+    path = save_rates(rates)
+    return replace(rates, source=f"measured on this machine just now, written to {path}")
+
+
+def rates_json(rates: Rates) -> dict[str, Any]:
+    """The rates for ``--json``."""
+    return {"source": rates.source, "entries": [asdict(item) for item in rates.entries]}
+
+
+def show_rates(rates: Rates) -> None:
+    """The rates as a table."""
+    heading("Rates, in million values per second")
+    emit(table(RATE_COLUMNS, [_rate_row(item) for item in rates.entries]), "")
+    say(f"  {rates.source}")
+
+
+RATE_COLUMNS: Final = (
+    "codec",
+    ">decode",
+    ">restore",
+    ">both",
+    ">all workers",
+    ">segment",
+    "origin",
+)
+
+
+def _rate_row(item: CodecRate) -> tuple[str, ...]:
+    together = item.values_per_s * item.faster(item.workers)
+    return (
+        item.name if item.device == CPU else f"{item.name}, {item.device}",
+        f"{item.decode_values_per_s / 1e6:,.0f}",
+        f"{item.restore_values_per_s / 1e6:,.0f}",
+        f"{item.values_per_s / 1e6:,.0f}",
+        f"{together / 1e6:,.0f} by {item.workers}",
+        seconds(item.segment_s),
+        item.origin,
+    )
 
 
 def _version(name: str) -> str | None:
@@ -157,4 +216,4 @@ def _show(found: dict[str, Any]) -> None:
     heading("Codecs")
     emit(facts(found["codecs"].items()), "")
     heading("Video hardware")
-    emit(facts(found["video_hardware"].items()))
+    emit(facts(found["video_hardware"].items()), "")
