@@ -134,7 +134,8 @@ class Candidate:
     """One track, as far as its cost goes: what a read of it fetches and decodes.
 
     ``blocks`` is the number of token blocks that come one after the other, ``requests`` that of
-    range requests. No ``work`` means that nothing is decoded, as with raw tensors.
+    range requests, ``opening`` that of round trips before the first of them (front, tables). No
+    ``work`` means that nothing is decoded, as with raw tensors.
     """
 
     track: str
@@ -143,11 +144,13 @@ class Candidate:
     work: tuple[Work, ...]
     blocks: int = 1
     requests: int = 1
+    opening: int = 0
 
     def __post_init__(self) -> None:
         _require(self.stored_bytes >= 0, "stored_bytes", "0 or more", self.stored_bytes)
         _require(self.blocks >= 1, "blocks", "at least 1", self.blocks)
         _require(self.requests >= 0, "requests", "0 or more", self.requests)
+        _require(self.opening >= 0, "opening", "0 or more", self.opening)
 
     @property
     def values(self) -> int:
@@ -253,8 +256,9 @@ def estimate(
         block += (decode_s + restore_s) / candidate.blocks / rate.faster(min(count, width))
     moving_s = candidate.stored_bytes / link.bytes_per_s
     waits = math.ceil(candidate.requests / link.connections)
-    transfer_s = moving_s + waits * link.round_trip_s
-    arrival_s = min(waits, 1) * link.round_trip_s + moving_s / candidate.blocks
+    transfer_s = moving_s + (candidate.opening + waits) * link.round_trip_s
+    opening_s = (candidate.opening + min(waits, 1)) * link.round_trip_s
+    arrival_s = opening_s + moving_s / candidate.blocks
     return Estimate(
         candidate.track,
         candidate.stored_bytes,

@@ -79,6 +79,7 @@ candidates = st.builds(
     st.lists(works, max_size=3).map(tuple),
     st.integers(1, 1000),
     st.integers(0, 10**4),
+    st.integers(0, 4),
 )
 
 
@@ -114,6 +115,10 @@ def test_an_estimate_by_hand() -> None:
     assert found.first_block_s == pytest.approx(0.001 + 0.051 / 8 + work_s / 8)
     assert found.total_s == pytest.approx(0.001 + 0.051 / 8 + work_s)
     assert (found.bound, found.origin) == ("decoding", "measured")
+    opened = estimate(replace(BY_ZSTD, opening=2), Link(1e9, 0.001, 2), RATES)
+    assert opened.total_s == pytest.approx(found.total_s + 0.002)
+    assert opened.first_block_s == pytest.approx(found.first_block_s + 0.002)
+    assert opened.transfer_s == pytest.approx(found.transfer_s + 0.002)
 
 
 @pytest.mark.parametrize(
@@ -308,6 +313,7 @@ def test_equal_totals_go_to_the_fewest_bytes() -> None:
         lambda: Candidate("a", "q", -1, ()),
         lambda: Candidate("a", "q", 1, (), 0),
         lambda: Candidate("a", "q", 1, (), 1, -1),
+        lambda: Candidate("a", "q", 1, (), 1, 1, -1),
         lambda: estimate(BY_ZSTD, LINK, RATES, workers=0),
         lambda: choose(BOTH, LINK, RATES, prefill_tokens_per_s=0, tokens=1),
         lambda: choose(BOTH, LINK, RATES, prefill_tokens_per_s=1),
