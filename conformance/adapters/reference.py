@@ -6,18 +6,23 @@ exit code 70, which the suite counts as a crash.
 ``verify`` decodes video in a child process (VER-4), in batch in this process, which is faster but
 not for files from strangers. Verification recomputes the digest of every segment's integers and
 refuses a difference from the record, so the records of a verified file are the recomputed digests.
+
+With the environment variable KVCONFORM_CODECS, for example ``stored,zstd``, the other codecs are
+neither declared nor there: what a reader without their libraries answers.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NoReturn, TypeVar
 
+import numpy as np
 from blake3 import blake3
 
 if sys.path[0] and Path(sys.path[0]).name == "adapters":
@@ -26,18 +31,30 @@ if sys.path[0] and Path(sys.path[0]).name == "adapters":
 import kvformat
 from kvformat.cli.options import read_salt, read_token_ids
 from kvformat.codecs.registry import CODECS
+from kvformat.drafting import checked
+from kvformat.dtypes import DTYPES
 from kvformat.encoder import raw_bytes
-from kvformat.errors import KvformatError, UsageError
-from kvformat.storage import publish
+from kvformat.errors import KvformatError, UnsupportedError, UsageError
+from kvformat.fields import Node
+from kvformat.planning import RELATIVE_STEPS
+from kvformat.storage import publish, storage_errors
 
+T = TypeVar("T")
 INTERNAL: Final = 70
-EXPECTATIONS: Final = ("--expect-model", "--expect-token-ids", "--salt-file")
+EXPECTATIONS: Final = (
+    "--expect-model",
+    "--expect-token-ids",
+    "--expect-content",
+    "--salt-file",
+)
 OPTIONS: Final = {
     "info": (),
     "inspect": (),
     "verify": EXPECTATIONS,
     "decode": ("--track", "--tokens", "--layers", "--heads", "--output", *EXPECTATIONS),
+    "encode": ("--output",),
 }
+CODECS_VARIABLE: Final = "KVCONFORM_CODECS"
 INTERVAL: Final = re.compile(r"([0-9]{1,16}):([0-9]{1,16})")
 
 
@@ -49,7 +66,8 @@ def parse(arguments: list[str]) -> tuple[str, str, dict[str, str]]:
     url = ""
     if name != "info":
         if not rest or rest[0].startswith("--"):
-            raise UsageError("usage.argument", f"{name} needs a URL")
+            what = "SPEC" if name == "encode" else "a URL"
+            raise UsageError("usage.argument", f"{name} needs {what}")
         url, rest = rest[0], rest[1:]
     options = dict(zip(rest[::2], rest[1::2], strict=False))
     if len(rest) != 2 * len(options) or not set(options) <= set(OPTIONS[name]):
@@ -71,27 +89,57 @@ def interval(options: Mapping[str, str], name: str) -> tuple[int, int] | None:
 def expectation(options: Mapping[str, str]) -> kvformat.Expectation | None:
     """What the caller says that the artifact must be."""
     ids, salt = options.get("--expect-token-ids"), options.get("--salt-file")
-    if salt is not None and ids is None:
-        raise UsageError("usage.argument", "--salt-file needs --expect-token-ids")
+    content = options.get("--expect-content")
+    if ids is None and (salt is not None or content is not None):
+        name = "--salt-file" if content is None else "--expect-content"
+        raise UsageError("usage.argument", f"{name} needs --expect-token-ids")
     if ids is None and "--expect-model" not in options:
         return None
     return kvformat.Expectation(
         model=options.get("--expect-model"),
         token_ids=None if ids is None else read_token_ids(ids),
+        content=() if content is None else spans(read_json(content)),
         salt=b"" if salt is None else read_salt(salt),
     )
 
 
+def read_json(file: str) -> Any:
+    """A JSON file of the caller; raises ``usage.argument``."""
+    with storage_errors(file, "io.read", "reading"):
+        data = Path(file).read_bytes()
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError("usage.argument", f"this is not JSON: {error}", where=file) from None
+
+
+def spans(value: Any) -> tuple[kvformat.ContentSpan, ...]:
+    """Content spans as in ``tokens.content``."""
+    return parsed(lambda node: node.each(kvformat.ContentSpan.parse), value, "/content")
+
+
+def parsed(parse: Callable[[Node], T], value: Any, pointer: str) -> T:
+    """A part of SPEC as a manifest has it; raises ``input.identity``."""
+    return checked(parse, lambda: value, pointer)
+
+
 def info() -> dict[str, Any]:
     """What this implementation is and can do."""
+    here = declared_codecs()
     return {
         "name": "kvformat-python",
         "version": kvformat.__version__,
         "formats": [kvformat.FORMAT_VERSION],
-        "codecs": sorted(CODECS),
+        "codecs": sorted(here),
         "features": [],
         "levels": ["core", "uncommon", "faulty", "hostile", "future", "gold"],
         "batch": True,
+        "encode": [
+            f"{quality}/{codec}"
+            for quality in (*RELATIVE_STEPS, "exact")
+            for codec in sorted(CODECS)
+            if codec in here and (quality, codec) != ("exact", "hevc")
+        ],
     }
 
 
@@ -107,7 +155,8 @@ def inspect(url: str) -> dict[str, Any]:
 def verify(url: str, options: Mapping[str, str], *, batch: bool) -> dict[str, Any]:
     """Check everything, then tell the integer digests, which the check has recomputed."""
     expect = expectation(options)
-    report = kvformat.verify(url, expect=expect, in_child=not batch, workers=1 if batch else None)
+    in_child = not batch and CODECS_VARIABLE not in os.environ
+    report = kvformat.verify(url, expect=expect, in_child=in_child, workers=1 if batch else None)
     with kvformat.open(url) as artifact:
         integers = {
             track.name: [
@@ -143,6 +192,90 @@ def decode(url: str, options: Mapping[str, str], *, batch: bool) -> dict[str, An
     return {"digests": {name: blake3(part).hexdigest() for name, part in parts.items()}}
 
 
+def group_tensors(value: dict[str, Any], count: int, folder: Path) -> kvformat.GroupTensors:
+    """A group of SPEC with the tensors of its file."""
+    members = {key: item for key, item in value.items() if key != "file"}
+    if members.get("dtype") not in DTYPES:
+        found = ascii(members.get("dtype"))
+        raise UsageError("input.dtype", "this dtype cannot be stored", found=found)
+    group = parsed(kvformat.Group.parse, members, "/groups")
+    path = folder / str(value.get("file"))
+    with storage_errors(str(path), "io.read", "reading"):
+        data = path.read_bytes()
+    shape = group.shape(count)
+    if len(data) != np.prod(shape, dtype=object) * group.numpy_dtype.itemsize:
+        raise UsageError(
+            "input.shape",
+            "the file does not hold these tensors",
+            where=f"group {group.name}",
+            expected=f"{group.dtype} {list(shape)}",
+            found=f"{len(data):,} bytes",
+        )
+    array = np.frombuffer(data, group.numpy_dtype).reshape(shape)
+    return kvformat.GroupTensors(group, tuple(array))
+
+
+def lineage_of(source: Mapping[str, Any] | None) -> kvformat.Lineage:
+    """LIN-1 for tensors that were restored from a track, ``restored_from`` of SPEC."""
+    if source is None:
+        return kvformat.Lineage()
+    found = parsed(kvformat.Lineage.parse, source["lineage"], "/restored_from/lineage")
+    if source["quality"] == "exact":
+        return found
+    return kvformat.Lineage("lossy", found.generations + 1, source["quality"], found.profile)
+
+
+def encode(file: str, options: Mapping[str, str], *, batch: bool) -> dict[str, Any]:
+    """Write what SPEC says."""
+    if "--output" not in options:
+        raise UsageError("usage.argument", "encode needs --output")
+    spec = read_json(file)
+    try:
+        count, folder = spec["token_count"], Path(file).parent
+        groups = tuple(group_tensors(item, count, folder) for item in spec["groups"])
+        wishes = spec["segmentation"] or {}
+        arguments = {
+            "identity": parsed(kvformat.Identity.parse, spec["identity"], "/identity"),
+            "token_ids": spec["token_ids"],
+            "salt": bytes.fromhex(spec["salt"] or ""),
+            "tracks": spec["tracks"],
+            "first_position": spec["first_position"],
+            "content": spans(spec["content"]),
+            "lineage": lineage_of(spec["restored_from"]),
+            "valid_lengths": spec["valid_lengths"],
+            "segment_tokens": wishes.get("tokens"),
+            "order": wishes.get("order", "token-major"),
+            "alignment": wishes.get("alignment", 1),
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError("usage.argument", f"SPEC is not understood: {error!r}") from None
+    cache = kvformat.Cache(count, groups)
+    report = kvformat.write(options["--output"], cache, workers=1 if batch else None, **arguments)
+    return {"manifest_digest": report.manifest_digest}
+
+
+class MissingCodec:
+    """Stands for a codec whose library is not installed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, _: str) -> NoReturn:
+        raise UnsupportedError("codec.unavailable", f"codec {self.name} is switched off here")
+
+
+def declared_codecs() -> set[str]:
+    """Names of the codecs that this process has."""
+    listed = os.environ.get(CODECS_VARIABLE)
+    return set(CODECS) if listed is None else set(CODECS) & set(listed.split(","))
+
+
+def switch_off(lacking: set[str]) -> None:
+    """From now on these codecs are not there."""
+    for name in lacking:
+        CODECS[name] = MissingCodec(name)
+
+
 def act(arguments: list[str], *, batch: bool) -> dict[str, Any]:
     """The further members of the answer; raises ``KvformatError``."""
     name, url, options = parse(arguments)
@@ -152,6 +285,8 @@ def act(arguments: list[str], *, batch: bool) -> dict[str, Any]:
         return inspect(url)
     if name == "verify":
         return verify(url, options, batch=batch)
+    if name == "encode":
+        return encode(url, options, batch=batch)
     return decode(url, options, batch=batch)
 
 
@@ -176,6 +311,7 @@ def serve() -> None:
 def main() -> int:
     """Answer one call, or many."""
     arguments = sys.argv[1:]
+    switch_off(set(CODECS) - declared_codecs())
     if arguments == ["batch"]:
         serve()
         return 0

@@ -8,11 +8,15 @@ import time
 
 from conformance.generate import (
     arithmetic,
+    content,
     core,
     data_faults,
+    encoding,
+    encoding_faults,
     future,
     hostile,
     identity,
+    lacking,
     manifest_faults,
     payload_faults,
     texts,
@@ -33,6 +37,10 @@ MODULES = (
     payload_faults,
     hostile,
     future,
+    encoding,
+    encoding_faults,
+    content,
+    lacking,
 )
 
 

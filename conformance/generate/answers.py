@@ -6,13 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from blake3 import blake3
 
 import kvformat
+from conformance.adapters.reference import MissingCodec, spans
 from kvformat import Expectation, KvformatError
 from kvformat.artifact import open_artifact
+from kvformat.codecs.registry import CODECS
 from kvformat.verification import verify
 from tests import reference
 
@@ -29,9 +32,20 @@ class Answer:
 
 
 def ask(
-    call: str, arguments: Sequence[str], data: bytes | None, files: Mapping[str, bytes]
+    call: str,
+    arguments: Sequence[str],
+    data: bytes | None,
+    files: Mapping[str, bytes],
+    *,
+    without: str = "",
 ) -> Answer:
-    """The answer of the package; where it is ``ok``, the second reader must say the same."""
+    """The answer of the package; where it is ``ok``, the second reader must say the same.
+
+    ``without`` is a codec that the package shall not have.
+    """
+    if without:
+        with patch.dict(CODECS, {without: MissingCodec(without)}):
+            return ask(call, arguments, data, files)
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
     expected: dict[str, Any] = {}
     if "--expect-model" in options:
@@ -40,6 +54,8 @@ def ask(
         expected["token_ids"] = np.array(
             json.loads(files[options["--expect-token-ids"]]), np.uint32
         )
+    if "--expect-content" in options:
+        expected["content"] = spans(json.loads(files[options["--expect-content"]]))
     if "--salt-file" in options:
         expected["salt"] = files[options["--salt-file"]]
     expect = Expectation(**expected) if expected else None

@@ -55,6 +55,19 @@ def group_of(
     )
 
 
+def large_values(dtype: str) -> tuple[str, str]:
+    """What the case of the largest parameters shows: no parameter overflows a binary32."""
+    if LARGEST[dtype] > 1e38:
+        return (
+            f"Values of both signs that the largest scales and biases give in `{dtype}`, beside small ones.",
+            "The ranges of the parameters keep every step below 2^98, so nothing is clamped and no step overflows.",
+        )
+    return (
+        f"Values far above what `{dtype}` holds, of both signs, beside small ones.",
+        "They are clamped to the largest finite value before rounding: no infinity and no NaN.",
+    )
+
+
 def add_cases(suite: Suite) -> None:
     """All of this module."""
 
@@ -80,8 +93,7 @@ def add_cases(suite: Suite) -> None:
                 factor,
                 ramp % 4,
             ),
-            f"Values far above what `{dtype}` holds, of both signs, beside small ones.",
-            "They are clamped to the largest finite value before rounding: no infinity and no NaN.",
+            *(large_values(dtype)),
         )
         if dtype not in MANTISSA:
             continue

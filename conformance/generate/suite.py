@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.generate.answers import Answer, ask
+from conformance.generate.written import problem_of
 
 HERE = Path(__file__).resolve().parent
 CONFORMANCE = HERE.parent
@@ -59,11 +60,15 @@ class Operation:
     cuts: tuple[Any, ...] = ()
     reference: bool = True
     """Whether the reference is asked now; not where its command line is what matters."""
+    existing: bool = False
+    encoded: dict[str, Any] | None = None
+    without: str = ""
+    """A codec that the reference does without in this operation."""
 
 
 @dataclass
 class Case:
-    """A case; ``slug`` and ``family`` make its id."""
+    """A case; ``slug`` and ``family`` make its id. ``requires`` without a colon are codecs."""
 
     family: str
     slug: str
@@ -174,6 +179,9 @@ class Suite:
                 where = f"../../shared/{case.input.name}"
             elif data is None:
                 where = "absent.kvf"
+            elif case.operations[0].call == "encode":
+                where = "spec.json"
+                result[f"{folder}/{where}"] = data
             else:
                 where = "input.kvf"
                 result[f"{folder}/input.kvf"] = data
@@ -188,7 +196,9 @@ class Suite:
                 "id": name,
                 "requirements": sorted(set(case.requirements), key=REQUIREMENTS.index),
                 "level": case.level,
-                "requires": [f"codec:{item}" for item in case.requires],
+                "requires": [
+                    item if ":" in item else f"codec:{item}" for item in case.requires
+                ],
                 "input": where,
                 "operations": operations,
             }
@@ -221,9 +231,25 @@ class Suite:
         expect: dict[str, Any] = {"verdict": verdicts.pop()}
         if codes != ("ok",):
             expect["codes"] = list(codes)
+        if operation.call == "encode":
+            expect |= {"encoded": operation.encoded} if operation.encoded else {}
+            call: dict[str, Any] = {"call": "encode", "expect": expect}
+            if operation.existing:
+                call["existing"] = True
+            problem = problem_of(call, data or b"", case.files)
+            if problem:
+                self.disagreements.append(f"{name}: {problem}")
+            yield call
+            return
         if operation.reference:
             for label, changed in runs(data, operation):
-                answer = ask(operation.call, operation.arguments, changed, case.files)
+                answer = ask(
+                    operation.call,
+                    operation.arguments,
+                    changed,
+                    case.files,
+                    without=operation.without,
+                )
                 if answer.code not in codes:
                     self.disagreements.append(
                         f"{name}: {operation.call} {' '.join(operation.arguments)} {label}: "

@@ -397,8 +397,9 @@ def _headers(suite: Suite) -> None:
         file,
         "data.padding",
         "The bytes between tables and data are 1.",
-        "They must be zero.",
+        "They must be zero. They lie in the first 262,144 bytes, so a reader checks them when it opens the file.",
         family="hdr",
+        more=[inspect("data.padding"), decode(STORED, code="data.padding")],
     )
 
 

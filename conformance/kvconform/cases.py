@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from kvconform import needs
 from kvconform.protocol import LEVELS
 
 SECONDS: Final = 30
 MEMORY_MIB: Final = 1024
-ENTRY_CODECS: Final = frozenset({"codec:stored"})
 SHARED: Final = "shared"
 
 
@@ -64,6 +64,7 @@ class Operation:
     variants: tuple[Variant, ...]
     ceiling: Ceiling
     own_ceiling: bool
+    existing: bool = False
 
     @property
     def changes_input(self) -> bool:
@@ -87,7 +88,7 @@ class Case:
     @property
     def entry_level(self) -> bool:
         """Whether a reader with the codec ``stored`` alone must pass it."""
-        return set(self.requires) <= ENTRY_CODECS
+        return needs.entry_level(self.requires)
 
     def arguments(self, operation: Operation) -> list[str]:
         """The arguments, names of the case's files made into paths."""
@@ -153,6 +154,7 @@ def _operation(value: dict[str, Any]) -> Operation:
         tuple(_variants(value)) or (Variant(),),
         Ceiling(**value.get("ceiling", {})),
         "ceiling" in value,
+        value.get("existing", False),
     )
 
 

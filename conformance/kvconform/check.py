@@ -13,12 +13,13 @@ from kvconform.cases import Case, Operation, case_files, parse, schema
 from kvconform.protocol import CODES, LEVELS
 
 LARGEST_INPUT: Final = 65_536
-_FILE_OPTIONS: Final = ("--expect-token-ids", "--salt-file")
+_FILE_OPTIONS: Final = ("--expect-token-ids", "--expect-content", "--salt-file")
 _OPTIONS: Final = (*_FILE_OPTIONS, "--expect-model", "--track", "--tokens", "--layers", "--heads")
 _RESULTS: Final = {
     "inspect": {"manifest_digest"},
     "verify": {"manifest_digest", "integers"},
     "decode": {"digests"},
+    "encode": {"encoded"},
 }
 
 
@@ -71,6 +72,8 @@ def _check_case(value: dict[str, Any], folder: Path) -> Iterator[str]:
         if path.name not in known:
             yield f"the file {path.name} is not listed"
     size = case.input.stat().st_size if case.input.is_file() else None
+    if any(item.call == "encode" for item in case.operations):
+        yield from _check_encode(case)
     for index, operation in enumerate(case.operations):
         for item in _check_operation(case, operation, size):
             yield f"operation {index}: {item}"
@@ -79,6 +82,8 @@ def _check_case(value: dict[str, Any], folder: Path) -> Iterator[str]:
 def _check_operation(case: Case, operation: Operation, size: int | None) -> Iterator[str]:
     expect = operation.expect
     verdict = expect["verdict"]
+    if operation.call == "encode" and verdict == "ok" and "encoded" not in expect:
+        yield "encode with verdict ok says nothing of the file"
     if verdict == "ok":
         extra = set(expect) - {"verdict"} - _RESULTS[operation.call]
     else:
@@ -95,6 +100,26 @@ def _check_operation(case: Case, operation: Operation, size: int | None) -> Iter
             yield f"a flip outside the input or without effect: {variant}"
         if variant.kind == "cut" and not fits:
             yield f"a cut that cuts nothing: {variant}"
+
+
+def _check_encode(case: Case) -> Iterator[str]:
+    """SPEC keeps its schema and names files of the case; all operations encode it once."""
+    if any(item.call != "encode" or item.changes_input for item in case.operations):
+        yield "encode beside another call, or with flips or cuts"
+    if not any(item.startswith("encode:") for item in case.requires):
+        yield "encode, but no track that a writer must declare is in requires"
+    try:
+        value = json.loads(case.input.read_bytes())
+    except (ValueError, OSError) as error:
+        yield f"{case.input.name} is not JSON: {error}"
+        return
+    wrong = list(Draft202012Validator(schema("encode")).iter_errors(value))
+    if wrong:
+        yield from (f"{case.input.name}: {item.json_path}: {item.message}" for item in wrong)
+        return
+    named = {group["file"] for group in value["groups"]}
+    if named != set(case.files):
+        yield f"files are {sorted(case.files)}, {case.input.name} names {sorted(map(str, named))}"
 
 
 def _check_arguments(case: Case, operation: Operation) -> Iterator[str]:

@@ -38,10 +38,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where ``decode`` was told to write, and the input that it was given."""
+    """Where the call was told to write, the input, and what was in FILE before and must stay."""
 
     file: Path
     source: bytes
+    kept: bytes | None = None
 
 
 def judge(operation: Operation, ended: Ended, output: Output, *, batch: bool) -> Problem | None:
@@ -88,6 +89,10 @@ def answer_of(ended: Ended, *, batch: bool) -> dict[str, Any]:
 def _check_nothing_left(output: Output) -> None:
     """ERR-4: the folder of FILE was empty before the call."""
     left = sorted(path.name for path in output.file.parent.iterdir())
+    if output.kept is not None:
+        if output.file.name not in left or output.file.read_bytes() != output.kept:
+            raise AnswerError("a failed call changed or removed the file that was there")
+        left.remove(output.file.name)
     if left:
         what = "FILE" if output.file.name in left else f"the file {left[0]}"
         raise AnswerError(f"a failed call left {what} behind")
@@ -184,7 +189,12 @@ def _check_decode(operation: Operation, answer: dict[str, Any], output: Output) 
     return None
 
 
-_CHECKS: Final = {"inspect": _check_inspect, "verify": _check_verify, "decode": _check_decode}
+_CHECKS: Final = {
+    "inspect": _check_inspect,
+    "verify": _check_verify,
+    "decode": _check_decode,
+    "encode": _check_verify,  # the file is for kvconform.writing
+}
 
 
 def part_sizes(source: bytes, arguments: tuple[str, ...]) -> dict[str, int]:

@@ -198,6 +198,7 @@ _MEMBERS: Final = {
         ("integers", _is_digest_lists, "an object of lists of digests"),
     ),
     "decode": (("digests", _is_digests, "an object of digests"),),
+    "encode": (("manifest_digest", is_digest, "64 lower-case hexadecimal digits"),),
 }
 
 
@@ -224,6 +225,8 @@ def check_info(answer: dict[str, Any]) -> list[str]:
         wrong.append("codecs does not list stored, which every reader has")
     if not answer["levels"] or not set(answer["levels"]) <= set(LEVELS):
         wrong.append(f"levels must name some of {', '.join(LEVELS)}")
+    if not _is_list_of_text(answer.get("encode", [])):
+        wrong.append("encode is no list of track names")
     return wrong
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvconform import judge as judging
-from kvconform import protocol
+from kvconform import needs, protocol, writing
 from kvconform.cases import Case, CaseError, Ceiling, Operation, Variant, evenly, suite_digest
 from kvconform.judge import Output, Problem, judge
 from kvconform.process import BatchProcess, Ended, call
@@ -101,6 +101,8 @@ class Worker:
     ) -> tuple[Ended, Problem | None]:
         """One call on one input, judged. The input has a new, neutral name each time."""
         self._count += 1
+        if operation.call == "encode":
+            return self._encode(case, operation)
         path = self._folder / f"input-{self._count}.kvf"
         target = self._folder / f"output-{self._count}"
         data = b"" if source is None else variant.apply(source)
@@ -119,6 +121,22 @@ class Worker:
             with contextlib.suppress(OSError):
                 path.unlink()
             shutil.rmtree(target, ignore_errors=True)
+
+    def _encode(self, case: Case, operation: Operation) -> tuple[Ended, Problem | None]:
+        """A call that writes, and those that read what it wrote."""
+        folder = self._folder / f"encode-{self._count}"
+        folder.mkdir()
+        batch = self._batch and not operation.own_ceiling
+        try:
+            return writing.run(
+                lambda arguments: self._call(arguments, operation.ceiling, batch=batch),
+                case,
+                operation,
+                folder,
+                batch=batch,
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _call(self, arguments: list[str], ceiling: Ceiling, *, batch: bool) -> Ended:
         ceiling = replace(ceiling, seconds=ceiling.seconds * self._options.timeout_factor)
@@ -193,7 +211,7 @@ class Run:
 
     def _plan(self, info: dict[str, Any], *, batch: bool) -> list[Task]:
         tasks: list[Task] = []
-        declared = {f"codec:{name}" for name in info["codecs"]}
+        declared = needs.declared(info)
         for index, case in enumerate(self._cases):
             result = CaseResult(case.id, case.level, list(case.requirements), "passed")
             self._results.append(result)
@@ -201,7 +219,7 @@ class Run:
             if case.level not in info["levels"]:
                 missing.append(f"level:{case.level}")
             if missing:
-                result.status, result.reason = "skipped", f"not declared: {', '.join(missing)}"
+                result.status, result.reason = "skipped", needs.reason(missing)
             mine = [] if missing else self._tasks(index, case, batch=batch)
             result.of = sum(len(item.variants) for item in case.operations)
             self._open.append(len(mine))
