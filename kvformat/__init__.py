@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from kvformat.artifact import Artifact
     from kvformat.artifact import open_artifact as open  # noqa: A004 - the name users expect
     from kvformat.cache import Cache, GroupTensors, Restored, RestoredGroup
+    from kvformat.choosing import Auto
+    from kvformat.costs import Link, Rates
     from kvformat.errors import (
         InvalidError,
         KvformatError,
@@ -34,7 +36,11 @@ if TYPE_CHECKING:
         ScaleScheme,
     )
     from kvformat.manifest import Extension, Manifest
+    from kvformat.report import ReadReport
+    from kvformat.storage import Transport
+    from kvformat.streaming import Block, Stream
     from kvformat.tokens import ContentSpan
+    from kvformat.validity import Validity
     from kvformat.verification import VerifyReport, verify
     from kvformat.writer import WriteReport, write
 
@@ -43,6 +49,14 @@ FORMAT_VERSION: Final = "0.9"
 
 _HOMES: Final = {
     "Artifact": "artifact",
+    "Auto": "choosing",
+    "Block": "streaming",
+    "Link": "costs",
+    "Rates": "costs",
+    "ReadReport": "report",
+    "Stream": "streaming",
+    "Transport": "storage",
+    "Validity": "validity",
     "Cache": "cache",
     "ContentSpan": "tokens",
     "EngineKey": "identity",
@@ -77,6 +91,8 @@ _HOMES: Final = {
 __all__ = [
     "FORMAT_VERSION",
     "Artifact",
+    "Auto",
+    "Block",
     "Cache",
     "ContentSpan",
     "EngineKey",
@@ -89,9 +105,12 @@ __all__ = [
     "InvalidError",
     "KvformatError",
     "Lineage",
+    "Link",
     "Manifest",
     "MismatchError",
     "Model",
+    "Rates",
+    "ReadReport",
     "Reference",
     "Restored",
     "RestoredGroup",
@@ -99,8 +118,11 @@ __all__ = [
     "Rotation",
     "ScaleScheme",
     "StorageError",
+    "Stream",
+    "Transport",
     "UnsupportedError",
     "UsageError",
+    "Validity",
     "VerifyReport",
     "WriteReport",
     "open",

@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvformat.cache import Restored, RestoredGroup, kv_pair
+from kvformat.cache import Restored
+from kvformat.choosing import Auto
+from kvformat.costs import Decision
+from kvformat.destinations import Buffers, adopt, allocate
 from kvformat.digests import digest
 from kvformat.errors import InvalidError, MismatchError, UsageError
 from kvformat.expectations import Expectation, check_identity, require_tokens, verified_length
+from kvformat.extents import plan_extents
 from kvformat.fields import float64_of
-from kvformat.front import Front, read_front, read_table
+from kvformat.front import Front, read_front, read_tables
 from kvformat.groups import Grid, Group, make_grid
 from kvformat.identity import Lineage
 from kvformat.manifest import Manifest
-from kvformat.segments import SegmentContext, check_integers, decode_segment, restore_into
-from kvformat.selection import GroupSelection, Range, as_range, landings, select, touched
+from kvformat.reading import Order, Reading, Request
+from kvformat.report import ReadReport
+from kvformat.segments import SegmentContext
+from kvformat.selection import Range
 from kvformat.sets import QuantisationSet, parse_set
-from kvformat.storage import Source, open_source
-from kvformat.tables import NO_SET, SegmentRecord, SegmentTable, SetRecord, SetTable
+from kvformat.storage import Data, Piece, Source, Transport, open_source
+from kvformat.streaming import Stream, decide_for, restore_all
+from kvformat.tables import NO_SET, SegmentRecord, SegmentTable, SetTable
 from kvformat.tables import parse_segment_table as parse_segments
 from kvformat.tables import parse_set_table as parse_sets
 from kvformat.tracks import EXACT, Track
-from kvformat.workers import in_order, worker_count
 
-REQUEST_BYTES: Final = 8 * 2**20
-GAP_BYTES: Final = 65_536
 CODEC_PREFERENCE: Final = ("zstd", "stored", "hevc")
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Adjacent segments that are fetched with one request."""
-
-    records: tuple[SegmentRecord, ...]
-    offset: int
-    size_bytes: int
 
 
 class Artifact:
@@ -89,6 +79,11 @@ class Artifact:
     def name(self) -> str:
         """The path or URL."""
         return self._source.name
+
+    @property
+    def source(self) -> Source:
+        """Where the bytes come from, with its meter."""
+        return self._source
 
     @property
     def front(self) -> Front:
@@ -162,15 +157,21 @@ class Artifact:
     def set_table(self, quality: str) -> SetTable:
         """The checked set table of a quality."""
         if quality not in self._sets:
-            data = read_table(self._source, self._front, quality)
-            manifest = self.manifest
-            self._sets[quality] = parse_sets(data, manifest, manifest.quality(quality))
+            (data,) = read_tables(self._source, self._front, [quality])
+            self._keep_sets(quality, data)
         return self._sets[quality]
+
+    def _keep_sets(self, quality: str, data: bytes) -> None:
+        manifest = self.manifest
+        self._sets[quality] = parse_sets(data, manifest, manifest.quality(quality))
 
     def segment_table(self, track: Track) -> SegmentTable:
         """The checked segment table of a track."""
         if track.name not in self._segments:
-            data = read_table(self._source, self._front, track.name)
+            names = [track.name] if track.quality in self._sets else [track.quality, track.name]
+            *sets, data = read_tables(self._source, self._front, names)
+            if sets:
+                self._keep_sets(track.quality, sets[0])
             self._segments[track.name] = parse_segments(
                 data, self.manifest, track, sets=self.set_table(track.quality), grid=self.grid
             )
@@ -183,7 +184,7 @@ class Artifact:
         layers: Iterable[int] | Range | slice | range | None = None,
         heads: Range | slice | range | None = None,
         roles: Iterable[str] | None = None,
-        track: str | None = None,
+        track: str | Auto | None = None,
         check: bool = False,
         allow_partial: bool = False,
         workers: int | None = None,
@@ -194,42 +195,92 @@ class Artifact:
         (an interval, for layers also any iterable that is no pair). A windowed group gives what
         it holds of the interval; such an artifact serves only its ``valid_lengths``, unless
         ``allow_partial``. ``check`` also compares integer digests. ``track`` is a name of
-        ``tracks``, a codec or a quality; by default the best quality in the codec that is
-        fastest on a CPU.
+        ``tracks``, a codec or a quality, or ``"auto"`` (see ``kvformat.Auto``); by default the
+        best quality in the codec that is fastest on a CPU.
+
+        Transfer, decoding and restoring overlap. The result's ``report`` says what was fetched
+        and how long each took; an error's ``validity`` what was good before it.
 
         Raises ``UsageError`` for a bad selection, ``MismatchError`` for tokens that the
-        expectation of ``open`` does not cover, ``InvalidError`` for damage, ``StorageError``.
+        expectation of ``open`` does not cover, ``InvalidError`` for damage, ``StorageError``,
+        ``UnsupportedError`` where no track fits.
         """
-        chosen = self.track(track)
-        count = self.manifest.tokens.count
-        wanted = select(self.groups, count, tokens=tokens, layers=layers, heads=heads, roles=roles)
-        self._check_serving(tokens, allow_partial=allow_partial)
-        records = self._touched(chosen, wanted)  # checks sizes before anything is allocated
-        result = _allocate(chosen.name, wanted, self.lineage(chosen))
-        values = (record.cell.values(self.groups[record.cell.group]) for record in records)
-        workers = worker_count(workers, 4 * max(values, default=1))
+        request = Request(
+            tokens, layers, heads, roles, track, "stored", check, allow_partial, workers
+        )
+        reading: Reading[None] = Reading(self, request)
+        groups, base = allocate(reading.wanted)
+        report = restore_all(reading, groups)
+        return Restored(reading.track.name, groups, base, self.lineage(reading.track), report)
 
-        def restore(job: tuple[SegmentRecord, memoryview]) -> None:
-            record, data = job
-            context = self.context(chosen, record)
-            segment = decode_segment(context, data)
-            if check:
-                check_integers(segment)
-            for selection in wanted:
-                if selection.index == record.cell.group:
-                    target = result.groups[selection.group.name].array
-                    for landing in landings(record.cell, selection):
-                        out = target[landing.layers, :, landing.heads]
-                        restore_into(segment, out, landing.tokens, landing.part)
+    def read_into(
+        self,
+        buffers: Buffers,
+        *,
+        tokens: Range | slice | range | None = None,
+        layers: Iterable[int] | Range | slice | range | None = None,
+        heads: Range | slice | range | None = None,
+        roles: Iterable[str] | None = None,
+        track: str | Auto | None = None,
+        order: Order = "stored",
+        on_error: Literal["raise", "prefix"] = "raise",
+        check: bool = False,
+        allow_partial: bool = False,
+        workers: int | None = None,
+    ) -> ReadReport:
+        """Restore into the caller's memory, each segment to its place once it is verified.
 
-        for _ in in_order(restore, self._fetched(chosen, records), workers):
-            pass
-        return result
+        ``buffers`` is an array ``[2, L, T, H, D]`` or a mapping of group names to ``[L, T, H, D]``,
+        of the groups' dtypes or of unsigned integers of their size; strides are free but for the
+        last axis. With ``on_error="prefix"`` damage and failures of the storage do not raise:
+        the report's ``validity`` says which tokens and layers are good, the rest of the buffers
+        is undefined and must be computed anew. Other arguments and errors are those of ``read``.
+        """
+        request = Request(tokens, layers, heads, roles, track, order, check, allow_partial, workers)
+        reading: Reading[None] = Reading(self, request)
+        if on_error not in ("raise", "prefix"):
+            found = ascii(on_error)[:60]
+            raise UsageError("usage.argument", "on_error is neither raise nor prefix", found=found)
+        groups = adopt(reading.wanted, buffers)
+        return restore_all(reading, groups, prefix=on_error == "prefix")
 
-    def _check_serving(self, tokens: Range | slice | range | None, *, allow_partial: bool) -> None:
-        """TOK-11 and LEN-3."""
-        count = self.manifest.tokens.count
-        begin, end = as_range(tokens, count, "tokens")
+    def stream(
+        self,
+        *,
+        tokens: Range | slice | range | None = None,
+        layers: Iterable[int] | Range | slice | range | None = None,
+        heads: Range | slice | range | None = None,
+        roles: Iterable[str] | None = None,
+        track: str | Auto | None = None,
+        order: Order = "stored",
+        check: bool = False,
+        allow_partial: bool = False,
+        workers: int | None = None,
+    ) -> Stream:
+        """Restored blocks one by one, while later ones download and decode.
+
+        ``order="layer-major"`` gives all tokens of the lowest layers first, so that an engine can
+        start; ``"token-major"`` all layers of the first tokens; ``"stored"`` is that of the file.
+        A consumer that is slow holds back the download. Use it as a context manager or call its
+        ``close``: that stops everything at once. Arguments and errors are those of ``read``.
+        """
+        request = Request(tokens, layers, heads, roles, track, order, check, allow_partial, workers)
+        return Stream(Reading(self, request))
+
+    def decide(
+        self,
+        auto: Auto | None = None,
+        *,
+        tokens: Range | slice | range | None = None,
+        layers: Iterable[int] | Range | slice | range | None = None,
+        workers: int | None = None,
+    ) -> Decision:
+        """What ``track="auto"`` would choose for a read, and why; nothing of it is fetched."""
+        return decide_for(self, auto or Auto(), Request(tokens, layers, workers=workers))
+
+    def check_serving(self, tokens: Range, *, allow_partial: bool) -> None:
+        """TOK-11 and LEN-3: raises ``MismatchError`` for tokens that this cannot serve."""
+        begin, end = tokens
         if self._verified_length is not None:
             require_tokens(self._verified_length, end)
         lengths = self.manifest.valid_lengths
@@ -241,12 +292,6 @@ class Artifact:
                 found=f"[{begin}, {end})",
                 next_step="Ask for a valid length, or allow a partial read",
             )
-
-    def _touched(self, track: Track, wanted: tuple[GroupSelection, ...]) -> list[SegmentRecord]:
-        """The segments to read, in table order."""
-        table = self.segment_table(track)
-        numbers = np.unique(np.concatenate([touched(self.grid, item) for item in wanted]))
-        return [table[int(number)] for number in numbers]
 
     def context(self, track: Track, record: SegmentRecord) -> SegmentContext:
         """What decoding a segment needs; fetches its quantisation set if that is not yet here."""
@@ -272,7 +317,7 @@ class Artifact:
         if key not in self._set_objects:
             record = self.set_table(quality)[index]
             where = f"quality {quality}, set {index}"
-            data = self.data(record.offset, record.size_bytes) if data is None else data
+            data = bytes(self.data(record.offset, record.size_bytes)) if data is None else data
             found = digest(data)
             if found != record.digest:
                 raise InvalidError(
@@ -289,11 +334,11 @@ class Artifact:
             )
         return self._set_objects[key]
 
-    def data(self, offset: int, size_bytes: int) -> bytes:
+    def data(self, offset: int, size_bytes: int) -> Data:
         """Bytes of the data section."""
         return self.file_bytes(self._front.data_start + offset, size_bytes)
 
-    def file_bytes(self, offset: int, size_bytes: int) -> bytes:
+    def file_bytes(self, offset: int, size_bytes: int) -> Data:
         """Bytes of the file, from the prefix if it has them."""
         if self._closed:
             raise UsageError("usage.argument", "the artifact is closed", where=self.name)
@@ -307,56 +352,28 @@ class Artifact:
         size = self._source.size()
         return size == size_bytes if size is not None else self._source.ends_at(size_bytes)
 
-    def segment_bytes(self, record: SegmentRecord) -> bytes:
+    def segment_bytes(self, record: SegmentRecord) -> Data:
         """The stored bytes of one segment, not yet checked."""
         return self.data(record.offset, record.stored_bytes)
 
-    def _load_sets(self, track: Track, records: list[SegmentRecord]) -> None:
-        """Fetch the sets that these segments need, adjacent ones with one request."""
-        needed = {item.set_index for item in records if item.set_index != NO_SET}
-        missing = sorted(i for i in needed if (track.quality, i) not in self._set_objects)
-        table = self.set_table(track.quality)
-        while missing:
-            start = table[missing[0]].offset
-            batch = [i for i in missing if _end(table[i]) - start <= REQUEST_BYTES]
-            batch = batch or missing[:1]
-            data = self.data(start, _end(table[batch[-1]]) - start)
-            for index in batch:
-                item = table[index]
-                mine = data[item.offset - start : _end(item) - start]
-                self.quantisation_set(track.quality, index, mine)
-            missing = missing[len(batch) :]
-
-    def _fetched(
-        self, track: Track, records: list[SegmentRecord]
-    ) -> Iterator[tuple[SegmentRecord, memoryview]]:
-        """The stored bytes of segments, adjacent ones with one request."""
-        self._load_sets(track, records)
-        for chunk in chunks(records):
-            data = memoryview(self.data(chunk.offset, chunk.size_bytes))
-            for record in chunk.records:
-                start = record.offset - chunk.offset
-                yield record, data[start : start + record.stored_bytes]
-
-
-def chunks(records: list[SegmentRecord]) -> Iterator[Chunk]:
-    """Cut segments, in order of offset, into requests of at most ``REQUEST_BYTES`` or one."""
-    group: list[SegmentRecord] = []
-    for record in records:
-        if group:
-            end = group[-1].offset + group[-1].stored_bytes
-            total = record.offset + record.stored_bytes - group[0].offset
-            if record.offset - end > GAP_BYTES or total > REQUEST_BYTES:
-                yield Chunk(tuple(group), group[0].offset, end - group[0].offset)
-                group = []
-        group.append(record)
-    if group:
-        end = group[-1].offset + group[-1].stored_bytes
-        yield Chunk(tuple(group), group[0].offset, end - group[0].offset)
-
-
-def _end(record: SetRecord) -> int:
-    return record.offset + record.size_bytes
+    def load_sets(
+        self, quality: str, indices: Iterable[int], fetch: Callable[[list[Piece]], list[Data]]
+    ) -> None:
+        """Have these sets ready; ``fetch`` gets those outside the prefix, near ones at once."""
+        table = self.set_table(quality)
+        missing = [index for index in indices if (quality, index) not in self._set_objects]
+        start = self._front.data_start
+        far: dict[int, int] = {}
+        for index in missing:
+            item = table[index]
+            if start + item.offset + item.size_bytes > len(self._front.prefix):
+                far[start + item.offset] = index
+            else:
+                self.quantisation_set(quality, index)
+        pieces = [Piece(offset, table[index].size_bytes) for offset, index in sorted(far.items())]
+        for extent in plan_extents(pieces):
+            for piece, data in zip(extent, fetch(extent), strict=True):
+                self.quantisation_set(quality, far[piece.offset], bytes(data))
 
 
 def choose_track(manifest: Manifest, among: Sequence[Track] = ()) -> Track:
@@ -374,50 +391,18 @@ def choose_track(manifest: Manifest, among: Sequence[Track] = ()) -> Track:
     return min(among or manifest.tracks, key=rank)
 
 
-def _allocate(track: str, wanted: tuple[GroupSelection, ...], lineage: Lineage) -> Restored:
-    """Result arrays, or ``usage.selection`` where memory does not hold them."""
-    try:
-        return _make_arrays(track, wanted, lineage)
-    except (MemoryError, ValueError) as error:
-        size_bytes = sum(prod(item.shape) * item.group.numpy_dtype.itemsize for item in wanted)
-        raise UsageError(
-            "usage.selection",
-            "the part asked for does not fit in memory",
-            found=f"{size_bytes:,} bytes",
-            next_step="Ask for fewer tokens or layers at a time",
-        ) from error
-
-
-def _make_arrays(track: str, wanted: tuple[GroupSelection, ...], lineage: Lineage) -> Restored:
-    """Keys and values that match share one canonical array."""
-    base: NDArray[Any] | None = None
-    if kv_pair([item.group for item in wanted]):
-        shape = wanted[0].shape
-        base = np.empty((2, *shape), wanted[0].group.numpy_dtype)
-    groups: dict[str, RestoredGroup] = {}
-    for index, item in enumerate(wanted):
-        array = np.empty(item.shape, item.group.numpy_dtype) if base is None else base[index]
-        groups[item.group.name] = RestoredGroup(
-            item.group,
-            array,
-            tuple(item.group.layers[layer] for layer in item.layers),
-            item.tokens[0],
-            item.group.head_start + item.heads[0],
-        )
-    return Restored(track, groups, base, lineage)
-
-
 def open_artifact(
     url: str | os.PathLike[str] | bytes,
     *,
     expect: Expectation | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    transport: Transport | None = None,
 ) -> Artifact:
     """Open an artifact: a local path, an fsspec URL, or its bytes.
 
-    Reads and checks the header and the manifest, and with ``expect`` that it is the KV of what
-    the caller wants. Raises ``InvalidError``, ``UnsupportedError``, ``MismatchError``,
-    ``StorageError``.
+    ``storage_options`` go to fsspec, ``transport`` sets time limits and concurrency. Reads and
+    checks the header and the manifest, and with ``expect`` that it is the KV of what the caller
+    wants. Raises ``InvalidError``, ``UnsupportedError``, ``MismatchError``, ``StorageError``.
     """
     if expect is not None and not isinstance(expect, Expectation):
         raise UsageError(
@@ -426,7 +411,7 @@ def open_artifact(
             found=type(expect).__name__,
             next_step="Write kvformat.Expectation(model=...)",
         )
-    source = open_source(url, storage_options)
+    source = open_source(url, storage_options, transport)
     try:
         return Artifact(source, read_front(source), expect)
     except BaseException:

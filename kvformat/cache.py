@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from kvformat.dtypes import name_of
 from kvformat.errors import UsageError
 from kvformat.groups import Extent, Group
 from kvformat.identity import EXACT_LINEAGE, Lineage
+
+if TYPE_CHECKING:
+    from kvformat.report import ReadReport
 
 _TENSOR_NAME: Final = re.compile(r"layers\.(0|[1-9][0-9]{0,5})\.([a-z0-9][a-z0-9-]{0,47})")
 STATE: Final = "state"
@@ -233,13 +236,15 @@ class RestoredGroup:
 class Restored(Mapping[str, NDArray[Any]]):
     """What ``Artifact.read`` returns: group name to array ``[L, T, H, D]``.
 
-    ``track`` is the track that was read. ``groups`` has the coordinates of each array.
+    ``track`` is the track that was read, ``report`` the account of it. ``groups`` has the
+    coordinates of each array.
     """
 
     track: str
     groups: dict[str, RestoredGroup]
     base: NDArray[Any] | None = None
     lineage: Lineage = EXACT_LINEAGE
+    report: ReadReport | None = None
 
     def __repr__(self) -> str:
         parts = ", ".join(

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from kvformat.validity import Validity
 
 CODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -92,6 +95,7 @@ class KvformatError(Exception):
 
     ``where`` is a JSON pointer (``/tracks/0/codecs``), a byte offset (``byte 48``) or a named
     place (``track near-lossless/zstd, segment 3``). ``expected`` and ``found`` are short texts.
+    ``validity`` is set by reads that fail in the middle: what was restored before.
     ``next_step`` says what the person at the keyboard can do.
     """
 
@@ -115,6 +119,7 @@ class KvformatError(Exception):
         self.expected = None if expected is None else str(expected)
         self.found = None if found is None else str(found)
         self.next_step = next_step
+        self.validity: Validity | None = None
         super().__init__(str(self))
 
     @property

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvformat.digests import digest
 from kvformat.errors import InvalidError
+from kvformat.extents import plan_extents
 from kvformat.header import HEADER_BYTES, Header, check_against_manifest, parse_header
 from kvformat.manifest import Manifest, parse_manifest
-from kvformat.storage import PREFETCH_BYTES, Source
+from kvformat.storage import PREFETCH_BYTES, Piece, Source
 from kvformat.tables import TableSpan, table_spans
 
 
@@ -35,7 +37,7 @@ def read_front(source: Source) -> Front:
     _check_size(source, header, prefix)
     if len(prefix) < header.tables_start:
         wanted = min(header.front_bytes, header.tables_start + 16 * PREFETCH_BYTES)
-        prefix += source.read(len(prefix), wanted - len(prefix))
+        prefix += bytes(source.read(len(prefix), wanted - len(prefix)))
     raw = prefix[HEADER_BYTES : header.tables_start]
     found = digest(raw)
     if found != header.manifest_digest:
@@ -91,10 +93,27 @@ def _check_padding(prefix: bytes, header: Header, data_start: int) -> None:
         )
 
 
-def read_table(source: Source, front: Front, name: str) -> bytes:
-    """The bytes of one table, from the prefix if it has them."""
-    span = front.spans[name]
-    end = span.offset + span.size_bytes
-    if end <= len(front.prefix):
-        return front.prefix[span.offset : end]
-    return source.read(span.offset, span.size_bytes)
+def read_tables(source: Source, front: Front, names: Sequence[str]) -> list[bytes]:
+    """The bytes of tables, from the prefix where it has them; near ones with one request."""
+    found: dict[str, bytes] = {}
+    missing: list[TableSpan] = []
+    for name in names:
+        span = front.spans[name]
+        if not span.size_bytes or span.stop <= len(front.prefix):
+            found[name] = front.prefix[span.offset : span.stop]
+        else:
+            missing.append(span)
+    for extent in plan_extents([Piece(item.offset, item.size_bytes) for item in missing]):
+        transfer = source.transfer(extent)
+        try:
+            for piece in extent:
+                data = bytes(transfer.take())
+                same = (piece.offset, piece.size_bytes)
+                found.update((n, data) for n in names if _place(front.spans[n]) == same)
+        finally:
+            transfer.close()
+    return [found[name] for name in names]
+
+
+def _place(span: TableSpan) -> tuple[int, int]:
+    return span.offset, span.size_bytes

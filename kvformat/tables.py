@@ -334,6 +334,11 @@ class TableSpan:
     offset: int
     size_bytes: int
 
+    @property
+    def stop(self) -> int:
+        """The first byte behind it."""
+        return self.offset + self.size_bytes
+
 
 def table_spans(manifest: Manifest, tables_start: int) -> dict[str, TableSpan]:
     """The place of each table, keyed by quality name and by track name (which has a slash)."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from kvformat.errors import InvalidError
 from kvformat.expectations import Expectation, require_agreement
 from kvformat.sandbox import SandboxedCodec
 from kvformat.segments import check_strictly, decode_segment
+from kvformat.storage import Piece, Transfer
 from kvformat.tables import SegmentRecord
 from kvformat.tracks import EXACT, Track
 from kvformat.workers import in_order, worker_count
@@ -79,13 +81,19 @@ def verify(
 
 
 class _Reader:
-    """The data section from front to end: every byte is asked for once, padding is checked."""
+    """The data section from front to end with one request, padding checked."""
 
     def __init__(self, artifact: Artifact) -> None:
+        start, size_bytes = artifact.front.data_start, artifact.manifest.data_bytes
+        self._pieces = deque(
+            Piece(start + offset, min(READ_AHEAD_BYTES, size_bytes - offset))
+            for offset in range(0, size_bytes, READ_AHEAD_BYTES)
+        )
         self._artifact = artifact
-        self._end = artifact.manifest.data_bytes
+        self._transfer: Transfer | None = None
+        prefix = artifact.front.prefix
+        self._buffer = prefix[start:] if start + size_bytes <= len(prefix) else b""
         self._start = 0
-        self._buffer = b""
         self.cursor = 0
 
     def take(self, offset: int, size_bytes: int) -> bytes:
@@ -103,10 +111,20 @@ class _Reader:
     def _bytes(self, offset: int, size_bytes: int) -> bytes:
         stop = offset + size_bytes
         if stop > self._start + len(self._buffer):
-            wanted = min(max(size_bytes, READ_AHEAD_BYTES), self._end - offset)
-            self._buffer = self._artifact.data(offset, wanted)
-            self._start = offset
+            if self._transfer is None:
+                self._transfer = self._artifact.source.transfer(tuple(self._pieces))
+            parts = [self._buffer[offset - self._start :]]
+            have = self._start + len(self._buffer)
+            while have < stop:
+                parts.append(bytes(self._transfer.take()))
+                have += self._pieces.popleft().size_bytes
+            self._buffer, self._start = b"".join(parts), offset
         return self._buffer[offset - self._start : stop - self._start]
+
+    def close(self) -> None:
+        """Stop what is not read."""
+        if self._transfer is not None:
+            self._transfer.close()
 
 
 class _Verifier:
@@ -137,13 +155,12 @@ class _Verifier:
         self.checked["tables"] = len(manifest.qualities) + len(manifest.tracks)
         self._compare_tracks()
         self._compare_exact_groups()
-        reader = _Reader(artifact)
-        self._check_sets(reader)
-        if self.sandbox is None:
+        with ExitStack() as stack:
+            reader = stack.enter_context(closing(_Reader(artifact)))
+            if self.sandbox is not None:
+                stack.enter_context(closing(self.sandbox))
+            self._check_sets(reader)
             self._check_tracks(reader)
-        else:
-            with closing(self.sandbox):
-                self._check_tracks(reader)
         self._check_source()
         self.checked["bytes"] = artifact.front.header.file_bytes
         return VerifyReport(

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
-from kvformat.storage.base import short, storage_errors
+from kvformat.storage.base import (
+    Data,
+    LazyTransfer,
+    Piece,
+    Transfer,
+    Transport,
+    short,
+    storage_errors,
+)
+from kvformat.storage.meter import Meter
 
 
 class LocalSource:
-    """A local file, read with positioned reads; safe to share between threads."""
+    """A local file, read with positioned reads."""
 
-    def __init__(self, path: Path) -> None:
+    remote = False
+
+    def __init__(self, path: Path, transport: Transport | None = None) -> None:
+        self.meter = Meter()
+        self.transport = transport or Transport()
         self._path = path
         with storage_errors(str(path), "io.read", "opening the file"):
             self._file = path.open("rb", buffering=0)
@@ -28,7 +42,7 @@ class LocalSource:
         """Length in bytes when the file was opened."""
         return self._size
 
-    def read(self, offset: int, length: int) -> bytes:
+    def read(self, offset: int, length: int) -> Data:
         """Exactly ``length`` bytes from ``offset``."""
         data = self._read(offset, length)
         if len(data) != length:
@@ -39,23 +53,33 @@ class LocalSource:
         """The first ``length`` bytes, or the whole file."""
         return self._read(0, length)
 
+    def transfer(self, pieces: Sequence[Piece]) -> Transfer:
+        """Each piece is read when it is taken."""
+        return LazyTransfer(self, pieces)
+
     def ends_at(self, size_bytes: int) -> bool:
         """Whether the file has this length."""
         return self._size == size_bytes
 
     def _read(self, offset: int, length: int) -> bytes:
-        with storage_errors(self.name, "io.read", "reading"):
-            if hasattr(os, "pread"):
-                data = os.pread(self._file.fileno(), length, offset)
-                while 0 < len(data) < length:
-                    more = os.pread(self._file.fileno(), length - len(data), offset + len(data))
-                    if not more:
-                        break
-                    data += more
-                return data
-            with self._lock:
-                self._file.seek(offset)
-                return self._file.read(length) or b""
+        self.meter.request()
+        with storage_errors(self.name, "io.read", "reading"), self.meter.flow() as flow:
+            data = self._positioned(offset, length)
+            flow.received(len(data))
+        return data
+
+    def _positioned(self, offset: int, length: int) -> bytes:
+        if hasattr(os, "pread"):
+            data = os.pread(self._file.fileno(), length, offset)
+            while 0 < len(data) < length:
+                more = os.pread(self._file.fileno(), length - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+            return data
+        with self._lock:
+            self._file.seek(offset)
+            return self._file.read(length) or b""
 
     def close(self) -> None:
         """Close the file."""
@@ -65,7 +89,11 @@ class LocalSource:
 class BytesSource:
     """An artifact in memory."""
 
+    remote = False
+
     def __init__(self, data: bytes, name: str = "memory") -> None:
+        self.meter = Meter()
+        self.transport = Transport()
         self._data = data
         self._name = name
 
@@ -78,9 +106,9 @@ class BytesSource:
         """Length in bytes."""
         return len(self._data)
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Exactly ``length`` bytes from ``offset``."""
-        data = self._data[offset : offset + length]
+    def read(self, offset: int, length: int) -> Data:
+        """Exactly ``length`` bytes from ``offset``: a view."""
+        data = memoryview(self._data)[offset : offset + length]
         if len(data) != length:
             raise short(self._name, offset, length, len(data))
         return data
@@ -88,6 +116,10 @@ class BytesSource:
     def read_front(self, length: int) -> bytes:
         """The first ``length`` bytes, or all."""
         return self._data[:length]
+
+    def transfer(self, pieces: Sequence[Piece]) -> Transfer:
+        """Views."""
+        return LazyTransfer(self, pieces)
 
     def ends_at(self, size_bytes: int) -> bool:
         """Whether there are this many bytes."""

@@ -1,0 +1,119 @@
+"""Fetching, decoding and restoring at the same time, in bounded memory, with results in order."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kvformat.errors import KvformatError
+from kvformat.fetching import Fetcher, Wish
+from kvformat.storage import Data
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[R]):
+    """A segment's result, or why there is none."""
+
+    wish: Wish
+    value: R | None
+    error: KvformatError | None = None
+
+
+class Clock:
+    """Seconds spent per stage, summed over threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.started = time.perf_counter()
+        self.decode_s = 0.0
+        self.restore_s = 0.0
+        self.wait_s = 0.0
+        self.first_block_s: float | None = None
+
+    def worked(self, decode_s: float, restore_s: float) -> None:
+        """One segment is done."""
+        with self._lock:
+            self.decode_s += decode_s
+            self.restore_s += restore_s
+
+    def waited(self, seconds: float) -> None:
+        """The caller waited for a result."""
+        self.wait_s += seconds
+        if self.first_block_s is None:
+            self.first_block_s = self.elapsed_s()
+
+    def elapsed_s(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self.started
+
+
+class Pipeline(Generic[R]):
+    """Iterates over ``Outcome`` in the order of the wishes.
+
+    A feeder thread takes stored bytes from the fetcher and gives them to a pool of ``workers``;
+    at most ``2 * workers`` segments are between the two and the caller, so a caller that is slow
+    holds back the network. ``close`` stops everything and returns when no thread of it is left.
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, work: Callable[[Wish, Data], R], workers: int, clock: Clock
+    ) -> None:
+        self._fetcher = fetcher
+        self._work = work
+        self._clock = clock
+        self._slots = threading.Semaphore(2 * workers)
+        self._stop = threading.Event()
+        self._results: queue.SimpleQueue[tuple[Wish, Future[R]] | BaseException | None]
+        self._results = queue.SimpleQueue()
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="kvformat")
+        self._feeder = threading.Thread(target=self._feed, name="kvformat-feed", daemon=True)
+        self._feeder.start()
+
+    def _feed(self) -> None:
+        try:
+            for wish, data in self._fetcher:
+                self._slots.acquire()
+                if self._stop.is_set():
+                    break
+                self._results.put((wish, self._pool.submit(self._work, wish, data)))
+            self._results.put(None)
+        except BaseException as error:  # raised again in the caller's thread
+            self._results.put(error)
+
+    def __iter__(self) -> Iterator[Outcome[R]]:
+        """The outcomes; raises what stopped the fetching."""
+        try:
+            while not self._stop.is_set():
+                started = time.perf_counter()
+                item = self._results.get()
+                if item is None:
+                    return
+                if isinstance(item, BaseException):
+                    raise item
+                wish, future = item
+                try:
+                    value, error = future.result(), None
+                except KvformatError as failed:
+                    value, error = None, failed
+                self._clock.waited(time.perf_counter() - started)
+                self._slots.release()
+                yield Outcome(wish, value, error)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop at once: nothing is decoded any more but what a thread has begun."""
+        self._stop.set()
+        self._fetcher.close()
+        self._slots.release()
+        self._results.put(None)
+        if self._feeder is not threading.current_thread():
+            self._feeder.join()
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,171 @@
+"""Running a read: all of it into arrays, or block by block to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvformat.cache import RestoredGroup
+from kvformat.choosing import Auto, decide
+from kvformat.costs import Decision
+from kvformat.errors import KvformatError, StorageError, UsageError
+from kvformat.fetching import Wish
+from kvformat.groups import Group
+from kvformat.pipeline import Outcome
+from kvformat.reading import Reading, Request, choose_cells
+from kvformat.report import ReadReport
+from kvformat.segments import Segment, restore_into
+from kvformat.selection import landings
+
+if TYPE_CHECKING:
+    from kvformat.artifact import Artifact
+
+
+def restore_all(
+    reading: Reading[None], groups: Mapping[str, RestoredGroup], *, prefix: bool = False
+) -> ReadReport:
+    """Restore everything into ``groups``; raises the first error, or reports it with ``prefix``."""
+
+    def place(wish: Wish, segment: Segment) -> None:
+        for selection in reading.wanted:
+            if selection.index == wish.record.cell.group:
+                target = groups[selection.group.name].array
+                for landing in landings(wish.record.cell, selection):
+                    out = target[landing.layers, :, landing.heads]
+                    restore_into(segment, out, landing.tokens, landing.part)
+
+    outcomes = iter(reading.start(place))
+    try:
+        for outcome in outcomes:
+            if prefix and not reading.helps(outcome.wish.record):
+                break
+            reading.account(outcome)
+            if outcome.error is not None and not prefix:
+                raise outcome.error
+    except KvformatError as error:
+        if prefix and isinstance(error, StorageError):
+            reading.broken_off(error)
+        else:
+            error.validity = reading.ledger.validity()
+            raise
+    finally:
+        reading.stop()
+    return reading.report()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A restored part of one segment: ``array`` is ``[L, T, H, D]`` in the group's dtype.
+
+    ``layers`` are global numbers, ``token_start`` is a token ordinal, ``head_start`` a global
+    head. ``completed_layers`` are those of which this was the last block of the read.
+    """
+
+    group: Group
+    array: NDArray[Any]
+    layers: tuple[int, ...]
+    token_start: int
+    head_start: int
+    track: str
+    completed_layers: tuple[int, ...] = ()
+
+
+class Stream:
+    """An iterator over ``Block``. After an error, ``report`` says what was good before it."""
+
+    def __init__(self, reading: Reading[list[Block]]) -> None:
+        self._reading = reading
+        self._outcomes: Iterator[Outcome[list[Block]]] = iter(reading.start(self._place))
+        self._ready: list[Block] = []
+        self._closed = False
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Block:
+        while not self._ready:
+            if self._closed:
+                raise UsageError("usage.argument", "the stream is closed")
+            try:
+                outcome = next(self._outcomes)
+                self._reading.account(outcome)
+                if outcome.error is not None:
+                    raise outcome.error
+            except KvformatError as error:
+                error.validity = self._reading.ledger.validity()
+                self.close()
+                raise
+            self._ready = self._marked(outcome)
+        return self._ready.pop(0)
+
+    def _marked(self, outcome: Outcome[list[Block]]) -> list[Block]:
+        """The blocks, the last one saying which layers are complete."""
+        *before, last = outcome.value or []
+        done = self._reading.ledger.completed(outcome.wish.record)
+        return [
+            *before,
+            Block(
+                last.group, last.array, last.layers, last.token_start, last.head_start,
+                last.track, done,
+            ),
+        ]  # fmt: skip
+
+    def _place(self, wish: Wish, segment: Segment) -> list[Block]:
+        blocks = []
+        cell = wish.record.cell
+        for selection in self._reading.wanted:
+            if selection.index != cell.group:
+                continue
+            group = selection.group
+            for landing in landings(cell, selection):
+                part = landing.part
+                tokens = part.tokens.stop - part.tokens.start
+                heads = part.heads.stop - part.heads.start
+                layers = range(part.layers.start, part.layers.stop)
+                shape = (len(layers), tokens, heads, group.head_dim)
+                array = np.empty(shape, group.numpy_dtype)
+                restore_into(segment, array, slice(0, tokens), part)
+                blocks.append(
+                    Block(
+                        group,
+                        array,
+                        tuple(group.layers[cell.layer_index + layer] for layer in layers),
+                        cell.token_start + part.tokens.start,
+                        group.head_start + cell.head_start + part.heads.start,
+                        wish.track.name,
+                    )
+                )
+        return blocks
+
+    @property
+    def report(self) -> ReadReport:
+        """The account so far; ``validity`` counts blocks that were handed over."""
+        return self._reading.report()
+
+    def close(self) -> None:
+        """Stop all of it: no thread, request or temporary memory is left when this returns."""
+        self._closed = True
+        self._ready.clear()
+        self._reading.stop()
+
+
+def decide_for(artifact: Artifact, auto: Auto, request: Request) -> Decision:
+    """The decision of ``track="auto"`` for a request."""
+    _, (begin, end), cells = choose_cells(artifact, request)
+    return decide(artifact, auto, cells, end - begin, request.workers)[0]
