@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from kvformat.errors import StorageError
+from kvformat.errors import StorageError, UsageError
 from kvformat.storage.base import Transport, reason
 from kvformat.storage.replies import (
     Answer,
@@ -44,9 +44,14 @@ class HttpService:
 
     def __init__(self, fs: Any, url: str) -> None:
         self._fs = fs
-        self._url = url
         self.loop: asyncio.AbstractEventLoop = fs.loop
-        self.name = public_name(url)
+        try:
+            self._url = fs.encode_url(url)
+            self.name = public_name(url)
+        except ValueError as error:
+            raise UsageError(
+                "usage.argument", f"this is no URL: {error}", where=url.partition("?")[0]
+            ) from error
 
     async def get(self, asked: Range, transport: Transport) -> HttpReply:
         """Ask for a range; redirections are followed, up to 10 (REQ-11)."""
@@ -62,7 +67,7 @@ class HttpService:
         )
         session = await self._fs.set_session()
         response = await session.get(
-            self._fs.encode_url(self._url),
+            self._url,
             headers=headers,
             allow_redirects=True,
             max_redirects=MOST_REDIRECTS,
