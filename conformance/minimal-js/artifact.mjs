@@ -10,13 +10,12 @@ import { restore } from './quant.mjs';
 import { align, checkSemantics } from './semantics.mjs';
 import { checkPatches, parseSet, parseSide, segmentParameters } from './sets.mjs';
 import { FIRST_BYTES, openSource } from './source.mjs';
-import { SEGMENT_RECORD, SET_RECORD, checkSegmentTable, checkSetTable, segmentRecord, setRecord } from './tables.mjs';
+import { NO_SET, SEGMENT_RECORD, SET_RECORD, checkSegmentTable, checkSetTable, segmentRecord, setRecord } from './tables.mjs';
 import * as hevc from './codecs/hevc.mjs';
 import * as stored from './codecs/stored.mjs';
 import * as zstd from './codecs/zstd.mjs';
 
 const CODECS = { stored, zstd, hevc };
-const NO_SET = 0xffffffff;
 const SET_CACHE_BYTES = 64 * 2 ** 20;
 const TIMEOUT_SECONDS = 60;
 

@@ -6,7 +6,7 @@ const VERDICTS = {
   segment: 'invalid', data: 'invalid', limit: 'invalid',
   version: 'unsupported', feature: 'unsupported', extension: 'unsupported', codec: 'unsupported', track: 'unsupported',
   identity: 'mismatch', tokens: 'mismatch',
-  io: 'io_error', usage: 'usage',
+  io: 'io_error', usage: 'usage', input: 'usage',
 };
 export const EXIT = { ok: 0, usage: 64, invalid: 65, unsupported: 69, io_error: 74, mismatch: 76 };
 

@@ -38,3 +38,15 @@ export function parseHeader(head, size, tooShort = 'file.size') {
   check(size === null || size === fileBytes, 'file.size', 'file', `expected ${fileBytes} bytes, found ${size}`);
   return { fileBytes, manifestBytes, tablesBytes, manifestDigest: head.subarray(72, 104) };
 }
+
+/** The header of an artifact with this front. */
+export function headerBytes({ fileBytes, manifest, tablesBytes }) {
+  const head = Buffer.alloc(HEADER_BYTES);
+  MAGIC.copy(head);
+  head.writeUInt16LE(9, 10);
+  head.writeUInt32LE(HEADER_BYTES, 12);
+  [fileBytes, manifest.length, tablesBytes].forEach((n, i) => head.writeBigUInt64LE(BigInt(n), 48 + 8 * i));
+  hash(manifest).copy(head, 72);
+  hash(Buffer.concat([head.subarray(0, 16), head.subarray(48)])).copy(head, 16);
+  return head;
+}

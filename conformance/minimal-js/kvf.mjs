@@ -10,14 +10,18 @@ import { parseArgs } from 'node:util';
 import { openArtifact } from './artifact.mjs';
 import { verifiedLength } from './chain.mjs';
 import { available } from './codecs/hevc.mjs';
+import { TRACKS } from './describe.mjs';
+import { encode } from './encode.mjs';
 import { EXIT, Failure, check } from './failure.mjs';
+import { spans } from './manifest.mjs';
 import { restoreTo, select } from './restore.mjs';
 import { verify } from './verify.mjs';
 
 const usage = (detail) => new Failure('usage.argument', 'arguments', detail);
 const opening = { timeout: { type: 'string' } };
 const expectations = {
-  ...opening, 'expect-model': { type: 'string' }, 'expect-token-ids': { type: 'string' }, 'salt-file': { type: 'string' },
+  ...opening, 'expect-model': { type: 'string' }, 'expect-token-ids': { type: 'string' }, 'expect-content': { type: 'string' },
+  'salt-file': { type: 'string' },
 };
 const BUG = 70;
 const COMMANDS = {
@@ -31,13 +35,14 @@ const COMMANDS = {
     },
     run: decode,
   },
+  encode: { options: { output: { type: 'string' } } },
 };
+const { version } = JSON.parse(readFileSync(new URL('package.json', import.meta.url)));
 
 function info() {
-  const { version } = JSON.parse(readFileSync(new URL('package.json', import.meta.url)));
   return {
     name: 'minimal-js', version, formats: ['0.9'], codecs: available() ? ['stored', 'zstd', 'hevc'] : ['stored', 'zstd'], features: [],
-    levels: ['core', 'uncommon', 'faulty', 'hostile', 'future', 'gold'], batch: true, http: true,
+    levels: ['core', 'uncommon', 'faulty', 'hostile', 'future', 'gold'], batch: true, http: true, encode: TRACKS,
   };
 }
 
@@ -70,6 +75,12 @@ async function decode(artifact, options) {
   return { detail: unverified(artifact, length), digests, manifest_digest: manifestDigest(artifact) };
 }
 
+async function write(spec, output) {
+  if (output === undefined) throw usage('--output is needed');
+  const { manifestDigest: digest } = await encode(spec, output, `kvformat-minimal-js ${version}`);
+  return { where: output, detail: 'written', manifest_digest: digest };
+}
+
 const manifestDigest = (artifact) => artifact.header.manifestDigest.toString('hex');
 
 /** What ENG-2 and VER-3 want said about the tokens. */
@@ -84,21 +95,39 @@ async function expected({ manifest: m }, options) {
   check(model === undefined || model === m.identity.model.id, 'identity.field', '/identity/model/id',
     `expected ${model}, found ${m.identity.model.id}`);
   const salt = options['salt-file'] === undefined ? Buffer.alloc(0) : await argumentFile(options['salt-file']);
+  const content = await expectedContent(options['expect-content']);
   if (options['expect-token-ids'] === undefined) {
-    if (options['salt-file'] !== undefined) throw usage('--salt-file needs --expect-token-ids');
+    if (options['salt-file'] !== undefined || content !== null) throw usage('--salt-file and --expect-content need --expect-token-ids');
     return null;
   }
-  let ids;
-  try {
-    ids = JSON.parse(await argumentFile(options['expect-token-ids']));
-  } catch (error) {
-    throw error instanceof Failure ? error : usage(`--expect-token-ids: ${error.message}`);
-  }
+  const ids = await argumentJson('expect-token-ids', options['expect-token-ids']);
+  const inSpan = (position) => content?.some(({ start, count }) => position >= start && position < start + count);
   // 2^32 - 1 stands for content that is no text (TOK-6).
-  if (!Array.isArray(ids) || !ids.every((id) => Number.isInteger(id) && id >= 0 && id < 2 ** 32 - 1)) {
-    throw usage('--expect-token-ids: expected a JSON list of integers from 0 to 2^32 - 2');
+  const isId = (id, position) => Number.isInteger(id) && id >= 0 && (id < 2 ** 32 - 1 || (id === 2 ** 32 - 1 && inSpan(position)));
+  if (!Array.isArray(ids) || !ids.every(isId)) throw usage('--expect-token-ids: expected a JSON list of integers from 0 to 2^32 - 2');
+  return verifiedLength(m, ids, content, salt);
+}
+
+async function expectedContent(path) {
+  if (path === undefined) return null;
+  const given = await argumentJson('expect-content', path);
+  try {
+    spans(given, '');
+  } catch (error) {
+    throw usage(`--expect-content: ${error.where} ${error.message}`);
   }
-  return verifiedLength(m, ids, salt);
+  const ascending = given.every(({ start }, i) => i === 0 || given[i - 1].start + given[i - 1].count <= start);
+  if (!ascending) throw usage('--expect-content: spans must ascend and be disjoint (TOK-8)');
+  return given;
+}
+
+async function argumentJson(name, path) {
+  const text = await argumentFile(path);
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw usage(`--${name}: ${error.message}`);
+  }
 }
 
 async function argumentFile(path) {
@@ -130,6 +159,7 @@ async function run(argv) {
   }
   if (parsed.positionals.length !== (name === 'info' ? 0 : 1)) throw usage('expected one URL, and none for info');
   if (name === 'info') return info();
+  if (name === 'encode') return write(parsed.positionals[0], parsed.values.output);
   const artifact = await openArtifact(parsed.positionals[0], seconds(parsed.values.timeout));
   try {
     return { where: parsed.positionals[0], ...await command.run(artifact, parsed.values) };

@@ -70,6 +70,7 @@ const side = (v, at) => {
 };
 
 const TOKENS = 2 ** 40;
+export const spans = list(object({ count: int(1), digest: nullable(hash), kind: name, start: int() }));
 const manifest = object({
   content_id: digest,
   data_bytes: int(),
@@ -126,7 +127,7 @@ const manifest = object({
   source_digest: digest,
   tokens: object({
     chain: nullable(object({ block_tokens: oneOf(256), hashes: list(digest), parent: nullable(digest), salted: bool })),
-    content: list(object({ count: int(1), digest: nullable(hash), kind: name, start: int() })),
+    content: spans,
     count: int(0, TOKENS),
     first_position: int(0, TOKENS),
   }),

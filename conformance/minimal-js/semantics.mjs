@@ -10,7 +10,7 @@ import { DTYPE_BYTES } from './manifest.mjs';
 const DECODED_LIMIT = 268_435_456;
 const CHANNELS_LIMIT = 1_048_576;
 const TOKENS_LIMIT = 2 ** 40;
-const CELLS_LIMIT = 1_048_576;
+export const CELLS_LIMIT = 1_048_576;
 
 const ascending = (values) => values.every((v, i) => i === 0 || values[i - 1] < v);
 const distinct = (values) => new Set(values).size === values.length;
@@ -19,6 +19,16 @@ export const align = (n, a) => n + ((a - (n % a)) % a);
 const meant = (condition, where, detail) => check(condition, 'manifest.semantics', where, detail);
 
 export function checkSemantics(m, header) {
+  checkContent(m);
+  checkQualities(m);
+  checkTracks(m);
+  checkPlan(m, header);
+  const named = { groups: m.groups, identity: m.identity, source_digest: m.source_digest };
+  meant(hex(Buffer.from(canonical(named))) === m.content_id, '/content_id', 'not the digest of its parts (CID-3)');
+}
+
+/** What does not depend on the encoding. A writer checks it before it begins. */
+export function checkContent(m) {
   for (const part of ['groups', 'qualities', 'tracks']) {
     meant(distinct(m[part].map((x) => x.name)), `/${part}`, 'a name occurs twice (MAN-5)');
   }
@@ -26,11 +36,6 @@ export function checkSemantics(m, header) {
   checkTokens(m);
   checkGroups(m);
   checkSegmentation(m);
-  checkQualities(m);
-  checkTracks(m);
-  checkPlan(m, header);
-  const named = { groups: m.groups, identity: m.identity, source_digest: m.source_digest };
-  meant(hex(Buffer.from(canonical(named))) === m.content_id, '/content_id', 'not the digest of its parts (CID-3)');
 }
 
 function checkIdentity({ identity, tokens }) {

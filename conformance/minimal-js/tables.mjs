@@ -6,8 +6,8 @@ import { align } from './semantics.mjs';
 
 export const SET_RECORD = 64;
 export const SEGMENT_RECORD = 128;
-const NO_SET = 0xffffffff;
-const NO_LAYOUT = 0xffff;
+export const NO_SET = 0xffffffff;
+export const NO_LAYOUT = 0xffff;
 const SIDE_LIMIT = 268_435_456;
 const STORED_LIMIT = 536_870_912;
 
@@ -43,6 +43,27 @@ export function segmentRecord(table, n) {
     digest: table.subarray(at + 64, at + 96),
     integerDigest: table.subarray(at + 96, at + 128),
   };
+}
+
+export function setRecordBytes({ offset, bytes, digest, group, layerIndex, layerCount }) {
+  const out = Buffer.alloc(SET_RECORD);
+  [offset, bytes].forEach((n, i) => out.writeBigUInt64LE(BigInt(n), 8 * i));
+  digest.copy(out, 16);
+  [group, layerIndex, layerCount].forEach((n, i) => out.writeUInt16LE(n, 48 + 2 * i));
+  return out;
+}
+
+export function segmentRecordBytes(record) {
+  const out = Buffer.alloc(SEGMENT_RECORD);
+  [record.offset, record.bytes].forEach((n, i) => out.writeBigUInt64LE(BigInt(n), 8 * i));
+  [record.sideBytes, record.setIndex].forEach((n, i) => out.writeUInt32LE(n, 16 + 4 * i));
+  out.writeBigUInt64LE(BigInt(record.tokenStart), 24);
+  out.writeUInt32LE(record.tokenCount, 32);
+  [record.group, record.layerIndex, record.layerCount, record.layout].forEach((n, i) => out.writeUInt16LE(n, 36 + 2 * i));
+  [record.headStart, record.headCount].forEach((n, i) => out.writeUInt32LE(n, 44 + 4 * i));
+  record.digest.copy(out, 64);
+  record.integerDigest.copy(out, 96);
+  return out;
 }
 
 const zeros = (bytes) => bytes.every((b) => b === 0);

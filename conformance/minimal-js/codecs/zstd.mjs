@@ -8,6 +8,7 @@ const zstd = createRequire(import.meta.url)('@bokuweb/zstd-wasm');
 const PER_BYTE = [0, 8, 8, 5, 4, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]; // by radix; 256 has 1
 const TILE_ROWS = 4096;
 const TILE_BYTES = 64;
+const LEVEL = 9;
 const WINDOW_LIMIT = 8 * 2 ** 20;
 let ready = null;
 
@@ -60,6 +61,49 @@ export async function decode(payload, shape, where, exact) {
   must(row === rows, `${row} of ${rows} rows (ZST-1)`);
   must(at === payload.length, 'bytes after the last frame (ZST-2)');
   return out;
+}
+
+/** One frame per layer and byte, packed if it has few values. The arguments are those of `decode`; `order` is null. */
+export async function encode(integers, shape, exact) {
+  await (ready ??= zstd.init());
+  const { N } = shape;
+  const count = shape.D * shape.heads;
+  const frames = shape.n * shape.element;
+  const head = Buffer.alloc(4 + 10 * frames);
+  head.writeUInt32LE(frames);
+  const parts = [head];
+  for (let f = 0; f < frames; f++) {
+    const rows = Buffer.allocUnsafe(count * N);
+    for (let i = 0; i < count; i++) {
+      const [base, stride] = place(shape, f * count + i, exact);
+      for (let t = 0; t < N; t++) rows[i * N + t] = integers[base + t * stride];
+    }
+    const { low, radix, content } = pack(rows, N);
+    const frame = zstd.compress(content, LEVEL); // at this level windows have at most 4 MiB (ZST-3)
+    head.writeUInt32LE(count, 4 + 10 * f);
+    head.writeUInt32LE(frame.length, 8 + 10 * f);
+    head[12 + 10 * f] = low;
+    head[13 + 10 * f] = radix - 1;
+    parts.push(frame);
+  }
+  return Buffer.concat(parts);
+}
+
+function pack(rows, N) {
+  let [low, high] = [255, 0];
+  for (const value of rows) {
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+  }
+  const radix = high - low + 1;
+  if (radix > 16) return { low: 0, radix: 256, content: rows };
+  const p = PER_BYTE[radix];
+  const perRow = Math.ceil(N / p);
+  const content = Buffer.alloc(rows.length / N * perRow);
+  for (let at = 0, out = 0; at < rows.length; at += N, out += perRow) {
+    for (let t = 0; t < N; t++) content[out + Math.floor(t / p)] += (rows[at + t] - low) * radix ** (t % p);
+  }
+  return { low, radix, content };
 }
 
 /** Where the tokens of a row go: offset of the first, and distance. */
