@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "inspect": "Show what an artifact says about itself; reads only its front.",
     "verify": "Check every byte of an artifact against the specification.",
     "extract": "Take one video segment out of an artifact, to look at it.",
+    "serve": "Serve the artifacts below a directory over HTTP, read-only.",
     "doctor": "Show what this installation can do.",
     "demo": "Encode, inspect, verify, restore and damage a small real cache.",
 }
