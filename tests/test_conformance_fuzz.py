@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conformance_fakes import CONFORMANCE, REFERENCE, run, statuses
+from tests.conformance_wrappers import wrapper
 from tests.reference import reference_restore
 
 # isort: split
@@ -24,18 +25,6 @@ from kvconform.fuzz.laws import BREAKERS, STAGES, apply
 from kvconform.fuzz.strategies import plans, supported_codecs
 
 FOUND = 120.0
-
-WRAPPER = """
-import sys
-sys.path.insert(0, {adapters!r})
-sys.path.insert(0, {root!r})
-import reference as it
-from kvformat.errors import KvformatError
-
-{body}
-
-sys.exit(it.main())
-"""
 
 FLIPPED = """
 old = it.raw_bytes
@@ -83,14 +72,6 @@ def interval(options, name):
     return found
 it.interval = interval
 """
-
-
-def wrapper(folder: Path, body: str) -> list[str]:
-    path = folder / "entry.py"
-    root = CONFORMANCE.parent
-    text = WRAPPER.format(adapters=str(CONFORMANCE / "adapters"), root=str(root), body=body)
-    path.write_text(text)
-    return [sys.executable, str(path)]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from kvconform import __version__, cases, check, html, junit, results, terminal
+from kvconform import (
+    __version__,
+    cases,
+    check,
+    html,
+    junit,
+    matrix,
+    matrix_page,
+    results,
+    terminal,
+)
 from kvconform.cases import Case, CaseError
 from kvconform.protocol import LEVELS, PROTOCOL
 from kvconform.runner import Options, Run, WiringError, read_xfails
@@ -223,6 +233,57 @@ def fuzz_command(
     console.print(f"  found     {escape(problem.found)}")
     console.print(f"  written   {escape(str(folder))}", soft_wrap=True)
     sys.exit(NOT_GOOD)
+
+
+@cli.command(name="matrix")
+@click.option(
+    "--producer",
+    "producers",
+    multiple=True,
+    required=True,
+    metavar="NAME=COMMAND",
+    help="A writer; give it once for each.",
+)
+@click.option(
+    "--consumer",
+    "consumers",
+    multiple=True,
+    required=True,
+    metavar="NAME=COMMAND",
+    help="A reader; give it once for each.",
+)
+@click.option("--case", "globs", multiple=True, metavar="GLOB", help="Only these ids.")
+@cases_option
+@click.option("--json", "json_file", type=PATH, help="Write all cells as JSON.")
+@click.option("--html", "html_file", type=PATH, help="Write one self-contained page.")
+@click.option(
+    "--timeout-factor", type=click.FloatRange(0.01, 1000), default=1.0, help="Times the seconds."
+)
+def matrix_command(
+    *,
+    producers: tuple[str, ...],
+    consumers: tuple[str, ...],
+    globs: tuple[str, ...],
+    root: Path | None,
+    json_file: Path | None,
+    html_file: Path | None,
+    timeout_factor: float,
+) -> None:
+    """Let every producer write and every consumer read what they wrote."""
+    root = root or cases.find("cases")
+    wanted = cases.select(cases.load(root), globs=globs)
+    writers = matrix.parties(producers, "producer", timeout_factor)
+    readers = matrix.parties(consumers, "consumer", timeout_factor)
+    with progress() as step:
+        found = matrix.run(
+            writers, readers, wanted, root, timeout_factor=timeout_factor, progress=step
+        )
+    matrix_page.show(Console(), found)
+    if json_file:
+        matrix.write_json(found, json_file)
+    if html_file:
+        matrix_page.write_html(found, html_file)
+    sys.exit(0 if found.good else NOT_GOOD)
 
 
 @cli.command(name="report")

@@ -122,6 +122,10 @@ class Worker:
                 path.unlink()
             shutil.rmtree(target, ignore_errors=True)
 
+    def ask(self, arguments: list[str], ceiling: Ceiling) -> Ended:
+        """One call that is not an operation of a case."""
+        return self._call(arguments, ceiling, batch=self._batch)
+
     def _encode(self, case: Case, operation: Operation) -> tuple[Ended, Problem | None]:
         """A call that writes, and those that read what it wrote."""
         folder = self._folder / f"encode-{self._count}"
