@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -68,11 +69,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer in place of the server's."""
+    """An answer in place of the server's. With ``done`` the server does as asked all the same."""
 
     status: int
     code: str = ""
     message: str = "injected by a test"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    done: bool = False
 
     def body(self) -> bytes:
         """The XML document that S3 sends with an error."""
@@ -144,8 +147,11 @@ class ObjectStore:
             log.append(call)
         for rule in list(self._rules):
             reply = rule(call)
-            if reply is not None:
-                return _answer(reply, environ, start_response)
+            if reply is None:
+                continue
+            if reply.done:
+                list(self._app(environ, lambda *_: None))
+            return _answer(reply, environ, start_response)
         if "if-none-match" not in call.headers:
             return self._app(environ, start_response)
         with self._conditional:
@@ -168,18 +174,19 @@ def _call(environ: Mapping[str, Any]) -> Call:
 
 
 def _answer(reply: Reply, environ: Mapping[str, Any], start_response: Any) -> Iterable[bytes]:
-    stream = environ["wsgi.input"]
-    while stream.read(2**20):
-        pass  # or the client sees a broken connection instead of the answer
+    # The request is read first, or the client sees a broken connection instead of the answer.
+    if not reply.done:
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     body = b"" if environ["REQUEST_METHOD"] == "HEAD" else reply.body()
-    headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
-    start_response(f"{reply.status} Injected", headers)
+    headers = {"Content-Type": "application/xml", "Content-Length": str(len(body))}
+    start_response(f"{reply.status} Injected", [*{**headers, **reply.headers}.items()])
     return [body]
 
 
 @contextlib.contextmanager
 def serve_objects() -> Iterator[ObjectStore]:
     """A server of its own on a free port, for as long as the block runs."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # not a line per request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:

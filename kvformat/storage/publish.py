@@ -1,7 +1,7 @@
 """Writing: ``publish`` makes an artifact visible under its name in one step, or not at all (11.4).
 
 Locally the bytes go to a temporary file in the target's directory, the front last, then fsync and
-a create-only link.
+a create-only link. Other storage is the matter of ``publish_remote``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,16 @@ def spool_directory(url: str | os.PathLike[str]) -> Path | None:
 
 
 def ensure_absent(url: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """Refuse early a local target that exists (PUB-3); ``publish`` checks again, atomically."""
-    path = local_path(as_text(url))
+    """Refuse early a local target that exists (PUB-3), and URLs that cannot be written.
+
+    ``publish`` checks again, atomically.
+    """
+    text = as_text(url)
+    path = local_path(text)
     if path is None:
+        from kvformat.storage.publish_remote import refuse_target
+
+        refuse_target(text)
         return
     with storage_errors(str(path), "io.write", "looking at the target"):
         if path.exists() and not path.is_file():
@@ -56,34 +63,30 @@ def publish(
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Call ``write`` with a seekable file and make the result visible at ``url`` in one step."""
+    """Call ``write`` with a seekable file and make the result visible at ``url`` in one step.
+
+    Elsewhere than in local files the artifact is spooled to a local temporary file first.
+    Existing targets are refused (``io.exists``) unless ``overwrite`` is set. Local files, S3, GCS
+    and Azure refuse them even against a writer at the same moment; servers that are reached by
+    renaming (SFTP, SMB, FTP, HDFS), and S3 stores that know no ``If-None-Match``, are asked
+    before, so that of two writers at the same moment the later one may win.
+
+    Raises ``StorageError`` (``io.exists``, ``io.not-found``, ``io.denied``, ``io.timeout``,
+    ``io.write``) and ``UsageError`` for URLs that cannot be written: http(s), chains.
+    """
     text = as_text(url)
     path = local_path(text)
     if path is not None:
         _publish_local(path, write, overwrite=overwrite)
         return
-    import fsspec
+    from kvformat.storage.publish_remote import open_target, upload
 
+    fs, remote = open_target(text, storage_options)
     with spool() as file:
-        write(file)
-        file.seek(0)
-        with storage_errors(text, "io.write", "uploading", Exception):
-            fs, remote = fsspec.core.url_to_fs(text, **dict(storage_options or {}))
-            if not overwrite and fs.exists(remote):
-                raise FileExistsError(text)
-            _upload(file, fs.open(remote, "wb"))
-
-
-def _upload(file: IO[bytes], target: Any) -> None:
-    """Copy all of ``file``; whatever interrupts it, the remote name stays as it was."""
-    try:
-        shutil.copyfileobj(file, target, COPY_BYTES)
-    except BaseException:
-        with contextlib.suppress(Exception):
-            target.discard()
-        target.closed = True  # or closing would commit what is there
-        raise
-    target.close()
+        with storage_errors("temporary file", "io.write", "writing"):
+            write(file)
+            file.flush()
+        upload(fs, text, remote, file, overwrite=overwrite)
 
 
 def _publish_local(path: Path, write: Callable[[IO[bytes]], None], *, overwrite: bool) -> None:
