@@ -338,7 +338,7 @@ async def serve(
 ) -> None:
     """Serve until ``stop`` is set, then let requests under way end for ``GRACE_S`` seconds.
 
-    Takes the sockets over. Cancelling it while they end cuts them off.
+    Takes the sockets over and closes the shelf. Cancelling it while they end cuts them off.
     """
     logger = logging.getLogger("kvformat.server")
     logger.addHandler(logging.NullHandler())
@@ -353,5 +353,6 @@ async def serve(
             await web.SockSite(runner, item, backlog=BACKLOG).start()
         await stop.wait()
     finally:
+        shelf.close()
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()

@@ -184,6 +184,22 @@ def test_the_index_is_bounded(files: Path, shelf: Shelf, monkeypatch: pytest.Mon
     assert names(shelf) == ["a.kvf", "b.kvf", "c.kvf"]
 
 
+def test_an_index_ends_when_the_shelf_is_closed(
+    files: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        write(files / f"{name}.kvf")
+    describe = shelf_module._describe
+
+    def close_too(*arguments: Any) -> Any:
+        shelf.close()
+        return describe(*arguments)
+
+    monkeypatch.setattr(shelf_module, "_describe", close_too)
+    value = json.loads(shelf.index())
+    assert (value["complete"], len(value["artifacts"])) == (False, 1)
+
+
 @pytest.mark.parametrize("step", ["stat", "_resolved", "_open", "_describe"])
 def test_files_vanish_while_the_index_is_made(
     files: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, step: str
