@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "verify": "Check every byte of an artifact against the specification.",
     "extract": "Take one video segment out of an artifact, to look at it.",
     "serve": "Serve the artifacts below a directory over HTTP, read-only.",
+    "plan": "Compare the cost of tracks, raw tensors and computing again.",
     "doctor": "Show what this installation can do.",
     "demo": "Encode, inspect, verify, restore and damage a small real cache.",
 }
