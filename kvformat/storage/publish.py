@@ -108,7 +108,7 @@ def _publish_local(path: Path, write: Callable[[IO[bytes]], None], *, overwrite:
 
 
 def _link(temporary: Path, path: Path) -> None:
-    """Create-only: hard link where the file system has them, otherwise exclusive creation."""
+    """Create-only with a hard link; where the file system has none, after a look (PUB-5)."""
     try:
         os.link(temporary, path)
     except FileExistsError:
