@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A writer: a description and the bytes of its groups become an artifact. It holds one segment at a time. The data
 // comes first, into a draft of its own, because the front holds its digests.
-import { randomBytes } from 'node:crypto';
-import { link, open, readFile, stat, unlink } from 'node:fs/promises';
+import { open, readFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import * as stored from './codecs/stored.mjs';
 import * as zstd from './codecs/zstd.mjs';
 import { describe } from './describe.mjs';
 import { hash, hasher, hex } from './digest.mjs';
+import { publish, writeAll } from './drafts.mjs';
 import { Failure, check } from './failure.mjs';
 import { held, listCells } from './grid.mjs';
 import { HEADER_BYTES, headerBytes } from './header.mjs';
@@ -22,7 +22,6 @@ const CHUNK_BYTES = 4 * 2 ** 20;
 
 /** Write the artifact that the file `path` describes; returns its manifest and the digest of it. */
 export async function encode(path, output, generator) {
-  if (await stat(output).then(() => true, () => false)) throw new Failure('io.exists', output, 'the target exists');
   let spec;
   try {
     spec = JSON.parse(await readFile(path, 'utf8'));
@@ -32,10 +31,12 @@ export async function encode(path, output, generator) {
   const m = describe(spec, generator);
   const source = new Source(m, spec.groups.map(({ file }) => join(dirname(path), file)));
   try {
-    await source.open();
-    m.source_digest = await source.digest();
-    m.content_id = hex(Buffer.from(canonical({ groups: m.groups, identity: m.identity, source_digest: m.source_digest })));
-    return await publish(output, (draft) => write(m, source, draft));
+    return await publish(output, async (draft) => {
+      await source.open();
+      m.source_digest = await source.digest();
+      m.content_id = hex(Buffer.from(canonical({ groups: m.groups, identity: m.identity, source_digest: m.source_digest })));
+      return write(m, source, draft);
+    });
   } finally {
     await source.close();
   }
@@ -210,32 +211,6 @@ async function writeSegments(m, source, cells, track, sets, data) {
   return records;
 }
 
-/** PUB-1, PUB-3: drafts beside the target, of which the last becomes it; all others are removed, on failure all. */
-async function publish(output, run) {
-  const drafts = [];
-  const draft = async () => {
-    const path = `${output}.${randomBytes(6).toString('hex')}.part`;
-    const file = await open(path, 'wx+');
-    drafts.push({ path, file });
-    return file;
-  };
-  try {
-    const { file, ...result } = await run(draft);
-    await file.sync();
-    await link(drafts.find((d) => d.file === file).path, output); // fails if the target has come to exist
-    return result;
-  } catch (error) {
-    if (error.code === 'EEXIST') throw new Failure('io.exists', output, 'the target exists');
-    if (error instanceof Failure || error.syscall === undefined) throw error;
-    throw new Failure('io.write', output, error.message);
-  } finally {
-    for (const { path, file } of drafts) {
-      await file.close().catch(() => {});
-      await unlink(path).catch(() => {});
-    }
-  }
-}
-
 async function copy(data, file, position) {
   const chunk = Buffer.alloc(CHUNK_BYTES);
   for (let at = 0; at < data.cursor;) {
@@ -243,11 +218,5 @@ async function copy(data, file, position) {
     check(bytesRead > 0, 'io.short', 'draft', 'ends too early');
     await writeAll(file, chunk.subarray(0, bytesRead), position + at);
     at += bytesRead;
-  }
-}
-
-async function writeAll(file, bytes, position) {
-  for (let done = 0; done < bytes.length;) {
-    done += (await file.write(bytes, done, bytes.length - done, position + done)).bytesWritten;
   }
 }

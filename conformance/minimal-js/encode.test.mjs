@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // node --test: what the writer writes, read back by the reader.
 import assert from 'node:assert/strict';
-import { mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { spawn } from 'node:child_process';
+import { on, once } from 'node:events';
+import { mkdirSync, readFileSync, readdirSync, rmSync, watch, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { openArtifact } from './artifact.mjs';
@@ -10,7 +12,7 @@ import { encode } from './encode.mjs';
 import { numbers } from './quantise.mjs';
 import { restoreTo, select } from './restore.mjs';
 import { setRecord } from './tables.mjs';
-import { WORKED, cli, takeApart, temporary } from './testing.mjs';
+import { WORKED, cli, here, takeApart, temporary } from './testing.mjs';
 import { verify } from './verify.mjs';
 
 const ALL = ['near-lossless/stored', 'near-lossless/zstd', 'exact/stored', 'exact/zstd'];
@@ -203,4 +205,20 @@ test('refusals', async () => {
   assert.deepEqual(readFileSync(output), before);
   assert.equal(cli('encode', WORKED, '--output', `${output}2`).code, 'usage.argument');
   assert.deepEqual(cli('info').encode.toSorted(), ALL.toSorted());
+});
+
+test('interrupted, it leaves nothing behind (PUB-6)', async () => {
+  const folder = join(temporary, 'interrupted');
+  mkdirSync(folder);
+  const groups = [group({ layers: Array.from({ length: 60 }, (_, i) => i), heads: 64, heads_total: 64 })];
+  writeFileSync(join(folder, 'spec.json'), JSON.stringify(description({ groups, token_count: 500 })));
+  writeFileSync(join(folder, 'x.bin'), tensor('float16', 60 * 500 * 512));
+  const child = spawn(process.execPath, [here('kvf.mjs'), 'encode', join(folder, 'spec.json'), '--output', join(folder, 'out.kvf')]);
+  const watcher = watch(folder);
+  for await (const [, name] of on(watcher, 'change')) if (name.endsWith('.part')) break;
+  watcher.close();
+  child.kill('SIGTERM');
+  const [, signal] = await once(child, 'close');
+  assert.equal(signal, 'SIGTERM');
+  assert.deepEqual(readdirSync(folder).toSorted(), ['spec.json', 'x.bin']);
 });

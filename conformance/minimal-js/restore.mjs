@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Restore a part of a track to a file: section 11.2. Segments are decoded one at a time, and written to their places.
-import { randomBytes } from 'node:crypto';
-import { link, open, stat, unlink } from 'node:fs/promises';
-import { Failure, check } from './failure.mjs';
 import { hasher } from './digest.mjs';
+import { publish, writeAll } from './drafts.mjs';
+import { Failure, check } from './failure.mjs';
 import { held } from './grid.mjs';
 import { DTYPE_BYTES } from './manifest.mjs';
 import { segmentRecord } from './tables.mjs';
@@ -50,24 +49,11 @@ export function select(m, { tokens, layers, heads }) {
 
 /** Returns the digest of each group's bytes. No file is left behind on failure (ERR-4), and none replaced. */
 export async function restoreTo(output, artifact, track, parts) {
-  const exists = () => new Failure('io.exists', output, 'the target exists');
-  if (await stat(output).then(() => true, () => false)) throw exists();
-  const draft = `${output}.${randomBytes(6).toString('hex')}.part`;
-  let file = null;
-  try {
-    file = await open(draft, 'wx+');
-    const digests = await fill(file, artifact, track, parts);
-    await file.close();
-    await link(draft, output); // fails if the target has come to exist, which a rename would not
-    return digests;
-  } catch (error) {
-    if (error.code === 'EEXIST') throw exists();
-    if (error instanceof Failure || error.syscall === undefined) throw error;
-    throw new Failure('io.write', output, error.message);
-  } finally {
-    await file?.close().catch(() => {});
-    if (file) await unlink(draft).catch(() => {});
-  }
+  const { digests } = await publish(output, async (draft) => {
+    const file = await draft();
+    return { file, digests: await fill(file, artifact, track, parts) };
+  });
+  return digests;
 }
 
 /** What a segment holds of the selected part of its group, or null. */
@@ -119,10 +105,4 @@ async function fill(file, artifact, track, parts) {
     digests[part.name] = Buffer.from(h.digest()).toString('hex');
   }
   return digests;
-}
-
-async function writeAll(file, bytes, position) {
-  for (let done = 0; done < bytes.length;) {
-    done += (await file.write(bytes, done, bytes.length - done, position + done)).bytesWritten;
-  }
 }
