@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from kvformat.artifact import Artifact
     from kvformat.artifact import open_artifact as open  # noqa: A004 - the name users expect
     from kvformat.cache import Cache, GroupTensors, Restored, RestoredGroup
+    from kvformat.cancelling import Cancellation
     from kvformat.choosing import Auto
+    from kvformat.copying import copy
     from kvformat.costs import Link, Rates
     from kvformat.errors import (
         InvalidError,
@@ -58,6 +60,8 @@ _HOMES: Final = {
     "Transport": "storage",
     "Validity": "validity",
     "Cache": "cache",
+    "Cancellation": "cancelling",
+    "copy": "copying",
     "ContentSpan": "tokens",
     "EngineKey": "identity",
     "Expectation": "expectations",
@@ -94,6 +98,7 @@ __all__ = [
     "Auto",
     "Block",
     "Cache",
+    "Cancellation",
     "ContentSpan",
     "EngineKey",
     "Expectation",
@@ -125,6 +130,7 @@ __all__ = [
     "Validity",
     "VerifyReport",
     "WriteReport",
+    "copy",
     "open",
     "verify",
     "write",

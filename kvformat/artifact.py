@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Final, Literal
 
 from kvformat.cache import Restored
+from kvformat.cancelling import Cancellation
 from kvformat.choosing import Auto
 from kvformat.costs import Decision
 from kvformat.destinations import Buffers, adopt, allocate
@@ -74,6 +75,11 @@ class Artifact:
         """Close the file; reading is an error from then on."""
         self._closed = True
         self._source.close()
+
+    def require_open(self) -> None:
+        """Raise ``usage.argument`` if it is closed."""
+        if self._closed:
+            raise UsageError("usage.argument", "the artifact is closed", where=self.name)
 
     @property
     def name(self) -> str:
@@ -188,6 +194,7 @@ class Artifact:
         check: bool = False,
         allow_partial: bool = False,
         workers: int | None = None,
+        cancellation: Cancellation | None = None,
     ) -> Restored:
         """Restore a part of the cache exactly as the artifact defines it (9.4), or raise.
 
@@ -198,8 +205,9 @@ class Artifact:
         ``tracks``, a codec or a quality, or ``"auto"`` (see ``kvformat.Auto``); by default the
         best quality in the codec that is fastest on a CPU.
 
-        Transfer, decoding and restoring overlap. The result's ``report`` says what was fetched
-        and how long each took; an error's ``validity`` what was good before it.
+        Transfer, decoding and restoring overlap; ``cancellation`` stops all of it from another
+        thread. The result's ``report`` says what was fetched and how long each took; an error's
+        ``validity`` what was good before it.
 
         Raises ``UsageError`` for a bad selection, ``MismatchError`` for tokens that the
         expectation of ``open`` does not cover, ``InvalidError`` for damage, ``StorageError``,
@@ -210,7 +218,7 @@ class Artifact:
         )
         reading: Reading[None] = Reading(self, request)
         groups, base = allocate(reading.wanted)
-        report = restore_all(reading, groups)
+        report = restore_all(reading, groups, cancellation=cancellation)
         return Restored(reading.track.name, groups, base, self.lineage(reading.track), report)
 
     def read_into(
@@ -227,6 +235,7 @@ class Artifact:
         check: bool = False,
         allow_partial: bool = False,
         workers: int | None = None,
+        cancellation: Cancellation | None = None,
     ) -> ReadReport:
         """Restore into the caller's memory, each segment to its place once it is verified.
 
@@ -242,7 +251,8 @@ class Artifact:
             found = ascii(on_error)[:60]
             raise UsageError("usage.argument", "on_error is neither raise nor prefix", found=found)
         groups = adopt(reading.wanted, buffers)
-        return restore_all(reading, groups, prefix=on_error == "prefix")
+        prefix = on_error == "prefix"
+        return restore_all(reading, groups, prefix=prefix, cancellation=cancellation)
 
     def stream(
         self,
@@ -340,17 +350,24 @@ class Artifact:
 
     def file_bytes(self, offset: int, size_bytes: int) -> Data:
         """Bytes of the file, from the prefix if it has them."""
-        if self._closed:
-            raise UsageError("usage.argument", "the artifact is closed", where=self.name)
+        self.require_open()
         prefix = self._front.prefix
         if offset + size_bytes <= len(prefix):
             return prefix[offset : offset + size_bytes]
         return self._source.read(offset, size_bytes)
 
-    def ends_at(self, size_bytes: int) -> bool:
-        """Whether the file has this length; asks the storage only if it is not known."""
-        size = self._source.size()
-        return size == size_bytes if size is not None else self._source.ends_at(size_bytes)
+    def check_end(self) -> None:
+        """HDR-10: nothing follows; asks the storage only if its size is not known."""
+        wanted, size = self._front.header.file_bytes, self._source.size()
+        good = size == wanted if size is not None else self._source.ends_at(wanted)
+        if not good:
+            raise InvalidError(
+                "file.size",
+                "there are bytes behind the end of the artifact",
+                where=f"byte {wanted}",
+                expected=wanted,
+                found=size,
+            )
 
     def segment_bytes(self, record: SegmentRecord) -> Data:
         """The stored bytes of one segment, not yet checked."""

@@ -6,15 +6,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
-from kvformat.errors import KvformatError
+from kvformat.errors import KvformatError, UsageError
 from kvformat.fetching import Fetcher, Wish
 from kvformat.storage import Data
 
 R = TypeVar("R")
+END: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Pipeline(Generic[R]):
         self._clock = clock
         self._slots = threading.Semaphore(2 * workers)
         self._stop = threading.Event()
-        self._results: queue.SimpleQueue[tuple[Wish, Future[R]] | BaseException | None]
+        self._results: queue.SimpleQueue[tuple[Wish, Future[R]] | BaseException | object]
         self._results = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="kvformat")
         self._feeder = threading.Thread(target=self._feed, name="kvformat-feed", daemon=True)
@@ -83,37 +84,46 @@ class Pipeline(Generic[R]):
                 if self._stop.is_set():
                     break
                 self._results.put((wish, self._pool.submit(self._work, wish, data)))
-            self._results.put(None)
+            self._results.put(END)
         except BaseException as error:  # raised again in the caller's thread
             self._results.put(error)
 
     def __iter__(self) -> Iterator[Outcome[R]]:
-        """The outcomes; raises what stopped the fetching."""
+        """The outcomes; raises what stopped the fetching, or that it was closed."""
         try:
-            while not self._stop.is_set():
+            while True:
                 started = time.perf_counter()
                 item = self._results.get()
-                if item is None:
+                if self._stop.is_set():
+                    raise UsageError("usage.argument", "the read was closed or cancelled")
+                if item is END:
                     return
                 if isinstance(item, BaseException):
                     raise item
-                wish, future = item
-                try:
-                    value, error = future.result(), None
-                except KvformatError as failed:
-                    value, error = None, failed
-                self._clock.waited(time.perf_counter() - started)
-                self._slots.release()
-                yield Outcome(wish, value, error)
+                yield self._outcome(item, started)
         finally:
             self.close()
+
+    def _outcome(self, item: object, started: float) -> Outcome[R]:
+        wish, future = cast("tuple[Wish, Future[R]]", item)
+        value: R | None = None
+        error: KvformatError | None = None
+        try:
+            value = future.result()
+        except CancelledError:
+            error = UsageError("usage.argument", "the read was closed or cancelled")
+        except KvformatError as failed:
+            error = failed
+        self._clock.waited(time.perf_counter() - started)
+        self._slots.release()
+        return Outcome(wish, value, error)
 
     def close(self) -> None:
         """Stop at once: nothing is decoded any more but what a thread has begun."""
         self._stop.set()
         self._fetcher.close()
         self._slots.release()
-        self._results.put(None)
+        self._results.put(END)
         if self._feeder is not threading.current_thread():
             self._feeder.join()
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -80,6 +80,7 @@ class Reading(Generic[R]):
     """A prepared read. ``start`` begins to fetch; outcomes come in the order asked for."""
 
     def __init__(self, artifact: Artifact, request: Request) -> None:
+        artifact.require_open()
         self._artifact = artifact
         self._request = request
         self.wanted, self.tokens, self._cells = choose_cells(artifact, request)

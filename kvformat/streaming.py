@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvformat.cache import RestoredGroup
+from kvformat.cancelling import Cancellation
 from kvformat.choosing import Auto, decide
 from kvformat.costs import Decision
 from kvformat.errors import KvformatError, StorageError, UsageError
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def restore_all(
-    reading: Reading[None], groups: Mapping[str, RestoredGroup], *, prefix: bool = False
+    reading: Reading[None],
+    groups: Mapping[str, RestoredGroup],
+    *,
+    prefix: bool = False,
+    cancellation: Cancellation | None = None,
 ) -> ReadReport:
     """Restore everything into ``groups``; raises the first error, or reports it with ``prefix``."""
 
@@ -40,6 +45,7 @@ def restore_all(
                     restore_into(segment, out, landing.tokens, landing.part)
 
     outcomes = iter(reading.start(place))
+    forget = None if cancellation is None else cancellation.register(reading.stop)
     try:
         for outcome in outcomes:
             if prefix and not reading.helps(outcome.wish.record):
@@ -54,6 +60,8 @@ def restore_all(
             error.validity = reading.ledger.validity()
             raise
     finally:
+        if forget is not None:
+            forget()
         reading.stop()
     return reading.report()
 

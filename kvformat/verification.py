@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
@@ -21,12 +20,10 @@ from kvformat.errors import InvalidError
 from kvformat.expectations import Expectation, require_agreement
 from kvformat.sandbox import SandboxedCodec
 from kvformat.segments import check_strictly, decode_segment
-from kvformat.storage import Piece, Transfer
+from kvformat.sequence import DataSequence
 from kvformat.tables import SegmentRecord
 from kvformat.tracks import EXACT, Track
 from kvformat.workers import in_order, worker_count
-
-READ_AHEAD_BYTES: Final = 4 * 2**20
 
 Progress = Callable[[int, int], None]
 
@@ -80,53 +77,6 @@ def verify(
         return _Verifier(artifact, in_child, workers, progress).run(expect)
 
 
-class _Reader:
-    """The data section from front to end with one request, padding checked."""
-
-    def __init__(self, artifact: Artifact) -> None:
-        start, size_bytes = artifact.front.data_start, artifact.manifest.data_bytes
-        self._pieces = deque(
-            Piece(start + offset, min(READ_AHEAD_BYTES, size_bytes - offset))
-            for offset in range(0, size_bytes, READ_AHEAD_BYTES)
-        )
-        self._artifact = artifact
-        self._transfer: Transfer | None = None
-        prefix = artifact.front.prefix
-        self._buffer = prefix[start:] if start + size_bytes <= len(prefix) else b""
-        self._start = 0
-        self.cursor = 0
-
-    def take(self, offset: int, size_bytes: int) -> bytes:
-        """The object at ``offset``; the bytes between the last one and it must be zero."""
-        padding = self._bytes(self.cursor, offset - self.cursor)
-        if any(padding):
-            raise InvalidError(
-                "data.padding",
-                "the padding between two objects is not zero",
-                where=f"data byte {self.cursor}",
-            )
-        self.cursor = offset + size_bytes
-        return self._bytes(offset, size_bytes)
-
-    def _bytes(self, offset: int, size_bytes: int) -> bytes:
-        stop = offset + size_bytes
-        if stop > self._start + len(self._buffer):
-            if self._transfer is None:
-                self._transfer = self._artifact.source.transfer(tuple(self._pieces))
-            parts = [self._buffer[offset - self._start :]]
-            have = self._start + len(self._buffer)
-            while have < stop:
-                parts.append(bytes(self._transfer.take()))
-                have += self._pieces.popleft().size_bytes
-            self._buffer, self._start = b"".join(parts), offset
-        return self._buffer[offset - self._start : stop - self._start]
-
-    def close(self) -> None:
-        """Stop what is not read."""
-        if self._transfer is not None:
-            self._transfer.close()
-
-
 class _Verifier:
     def __init__(
         self,
@@ -156,7 +106,7 @@ class _Verifier:
         self._compare_tracks()
         self._compare_exact_groups()
         with ExitStack() as stack:
-            reader = stack.enter_context(closing(_Reader(artifact)))
+            reader = stack.enter_context(closing(DataSequence(artifact)))
             if self.sandbox is not None:
                 stack.enter_context(closing(self.sandbox))
             self._check_sets(reader)
@@ -186,13 +136,7 @@ class _Verifier:
                 "the padding behind the tables is not zero",
                 where=f"byte {front.header.front_bytes}",
             )
-        if not self.artifact.ends_at(front.header.file_bytes):
-            raise InvalidError(
-                "file.size",
-                "there are bytes behind the end of the artifact",
-                where=f"byte {front.header.file_bytes}",
-                expected=front.header.file_bytes,
-            )
+        self.artifact.check_end()
 
     def _compare_exact_groups(self) -> None:
         """REC-10: what two qualities hold exactly is the same."""
@@ -232,7 +176,7 @@ class _Verifier:
                         expected=f"as in {other.name}",
                     )
 
-    def _check_sets(self, reader: _Reader) -> None:
+    def _check_sets(self, reader: DataSequence) -> None:
         for quality in self.manifest.qualities:
             table = self.artifact.set_table(quality.name)
             for index in range(len(table)):
@@ -241,7 +185,7 @@ class _Verifier:
                 self.artifact.quantisation_set(quality.name, index, data)
                 self.checked["sets"] += 1
 
-    def _check_tracks(self, reader: _Reader) -> None:
+    def _check_tracks(self, reader: DataSequence) -> None:
         sides: dict[str, list[bytes]] = {}
         for track in self.manifest.tracks:
             found: list[bytes] = []
@@ -262,7 +206,7 @@ class _Verifier:
                         where=f"track {track.name}, segment {index}",
                     )
 
-    def _stored(self, track: Track, reader: _Reader) -> Iterator[tuple[SegmentRecord, bytes]]:
+    def _stored(self, track: Track, reader: DataSequence) -> Iterator[tuple[SegmentRecord, bytes]]:
         table = self.artifact.segment_table(track)
         for index in range(len(table)):
             record = table[index]

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "inspect": "Show what an artifact says about itself; reads only its front.",
     "verify": "Check every byte of an artifact against the specification.",
     "extract": "Take one video segment out of an artifact, to look at it.",
+    "cp": "Copy an artifact between any two places, verified on the way.",
     "serve": "Serve the artifacts below a directory over HTTP, read-only.",
     "plan": "Compare the cost of tracks, raw tensors and computing again.",
     "doctor": "Show what this installation can do.",
