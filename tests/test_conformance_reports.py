@@ -183,7 +183,8 @@ def test_smaller_commands(suite: Path, fake: Callable[..., list[str]]) -> None:
 
 def test_certify_names_options_that_exist() -> None:
     text = (CONFORMANCE / "certify.md").read_text(encoding="utf-8")
-    known = "".join(command(*name, "--help").stdout for name in ((), ("run",), ("report",)))
+    names = ((), ("run",), ("matrix",), ("fuzz",), ("report",))
+    known = "".join(command(*name, "--help").stdout for name in names)
     lines = re.findall(r"^kvconform .*$", text, re.MULTILINE)
     used = {item for line in lines for item in line.split() if re.fullmatch(r"--[a-z-]+", item)}
     assert len(used) > 5
