@@ -2,7 +2,7 @@
 
 ``measure`` writes a small random cache with the package's own writer, reads it back and returns
 ``Rates``. ``save_rates`` keeps them for this user and ``load_rates`` finds them again; without a
-usable file it answers with ``BUILT_IN`` and says why in ``Rates.source``.
+usable file it answers with ``BUILT_IN``, for the cores here, and says why in ``Rates.source``.
 
 A rates file holds no name of a host or user, only what the rates depend on: processor, cores and
 package versions. It is used as "measured" only where all of these are still the same.
@@ -304,25 +304,42 @@ def to_bytes(rates: Rates, host: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=True, sort_keys=True) + "\n").encode()
 
 
-def save_rates(rates: Rates, path: Path | None = None) -> Path:
-    """Write the file in one step, in place of an older one; returns where. ``StorageError``."""
-    from kvformat.storage import publish, storage_errors
+def target_path(path: Path | None = None) -> Path:
+    """The file to write, in a directory that is there now; ``StorageError`` if that cannot be."""
+    from kvformat.storage import storage_errors
 
     target = path or rates_path()
+    next_step = f"Set {VARIABLE} to the path of a file"
     if target is None:
         raise StorageError(
-            "io.not-found",
-            "this user has no home directory to keep rates in",
-            next_step=f"Set {VARIABLE} to the path of a file",
+            "io.not-found", "this user has no home directory to keep rates in", next_step=next_step
         )
+    try:
+        with storage_errors(str(target), "io.write", "making the directory of the rates"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+    except StorageError as error:
+        if error.code != "io.exists":
+            raise
+        raise StorageError(
+            "io.write",
+            "a file is where the directory of the rates should be",
+            where=str(target),
+            next_step=next_step,
+        ) from error
+    return target.absolute()
+
+
+def save_rates(rates: Rates, path: Path | None = None) -> Path:
+    """Write the file in one step, in place of an older one; returns where. ``StorageError``."""
+    from kvformat.storage import publish
+
+    target = target_path(path)
     content = to_bytes(rates, host_facts())
 
     def write(file: IO[bytes]) -> None:
         file.write(content)
 
-    with storage_errors(str(target), "io.write", "writing the rates"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    publish(target.absolute(), write, overwrite=True)
+    publish(target, write, overwrite=True)
     return target
 
 
@@ -427,8 +444,12 @@ def load_rates(path: Path | None = None) -> Rates:
     foreign = found.foreign(host_facts())
     if foreign is not None:
         return _built_in(f"{path} is from another machine or version, {foreign}")
-    return replace(BUILT_IN.replaced(*found.entries), source=f"measured on this machine ({path})")
+    rates = _built_in("").replaced(*found.entries)
+    return replace(rates, source=f"measured on this machine ({path})")
 
 
 def _built_in(reason: str) -> Rates:
-    return replace(BUILT_IN, source=f"{BUILT_IN.source}; {reason}")
+    """``BUILT_IN`` for as many workers as there are cores here, each as fast as the first."""
+    count = cores()
+    entries = (replace(item, workers=count, speedup=count) for item in BUILT_IN.entries)
+    return Rates(tuple(entries), f"{BUILT_IN.source}; {reason}")

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import kvformat
 from kvformat import rates as module
-from kvformat.costs import CodecRate, Rates
+from kvformat.cli import doctor
+from kvformat.costs import Candidate, CodecRate, Link, Rates, Work, estimate
 from kvformat.errors import StorageError, UsageError
 from kvformat.rates import (
     BUILT_IN,
@@ -35,12 +36,14 @@ from kvformat.rates import (
     to_bytes,
 )
 from kvformat.workers import cores
+from tests.test_cli_common import refused, run
 
 NAMES = ("zstd", "hevc", "stored", "exact/zstd", "exact/stored")
 MEASURED = Rates(
     tuple(CodecRate(name, 1e8 + i, 2e8, 1e-4, 2, 1.5, "measured") for i, name in enumerate(NAMES))
 )
 TINY = (2, 3, 128, 2, 32)
+ASSUMED = tuple(replace(item, workers=cores(), speedup=cores()) for item in BUILT_IN.entries)
 
 
 def one_second() -> Callable[[], float]:
@@ -165,7 +168,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (VARIABLE, "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     assert rates_path() is None
-    assert load_rates().entries == BUILT_IN.entries
+    assert load_rates().entries == ASSUMED
     assert "no directory" in load_rates().source
     with pytest.raises(StorageError) as caught:
         save_rates(MEASURED)
@@ -215,6 +218,10 @@ def test_a_write_that_fails_keeps_the_old_file(
     assert [item.name for item in tmp_path.iterdir()] == ["rates.json"]
     with pytest.raises(StorageError):
         save_rates(MEASURED, path / "below-a-file" / "rates.json")
+    with pytest.raises(StorageError) as caught:
+        save_rates(MEASURED, path / "rates.json")
+    assert caught.value.code == "io.write"
+    assert VARIABLE in caught.value.next_step
 
 
 def changed(**members: Any) -> bytes:
@@ -265,7 +272,7 @@ def test_a_bad_file_is_ignored_with_a_reason(tmp_path: Path, name: str) -> None:
     path = tmp_path / "rates.json"
     path.write_bytes(data)
     found = load_rates(path)
-    assert found.entries == BUILT_IN.entries
+    assert found.entries == ASSUMED
     assert found.source.startswith(BUILT_IN.source)
     assert reason in found.source
     assert "\x1b" not in found.source
@@ -276,7 +283,7 @@ def test_a_bad_file_is_ignored_with_a_reason(tmp_path: Path, name: str) -> None:
 
 def test_no_file_and_no_file_at_all(tmp_path: Path) -> None:
     assert "nothing is measured here yet" in load_rates(tmp_path / "none.json").source
-    assert load_rates(tmp_path).entries == BUILT_IN.entries
+    assert load_rates(tmp_path).entries == ASSUMED
     assert str(tmp_path) in load_rates(tmp_path).source
 
 
@@ -311,4 +318,63 @@ def test_the_built_in_rates_are_the_lower_ones_of_the_readme(name: str, track: s
     assert rate is not None
     assert rate.values_per_s * rate.faster(2) / 1e6 == pytest.approx(slowest, rel=0.03)
     assert rate.origin == "assumed"
-    assert replace(rate, segment_s=0) != rate
+    assert rate.segment_s > 0
+
+
+def test_assumed_rates_are_for_the_cores_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 6)
+    for item in load_rates(tmp_path / "none.json").entries:
+        assert (item.workers, item.faster(6), item.faster(12)) == (6, 6, 12)
+    item = Candidate("t", "q", 0, (Work("zstd", 10**9, 600),))
+    rates = load_rates(tmp_path / "none.json")
+    alone, together = (estimate(item, Link(1e9), rates, workers=n) for n in (1, None))
+    assert alone.decode_s == pytest.approx(6 * together.decode_s)
+
+
+# kvformat doctor
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where doctor keeps rates; measuring itself is tested above."""
+    path = tmp_path / "kept" / "rates.json"
+    monkeypatch.setenv(VARIABLE, str(path))
+    monkeypatch.setattr(doctor, "measure", lambda **_: MEASURED)
+    return path
+
+
+def test_doctor_measures_when_it_is_asked(kept: Path) -> None:
+    value = json.loads(run("doctor", "--json").stdout)
+    assert {item["origin"] for item in value["rates"]["entries"]} == {"assumed"}
+    assert not kept.exists()
+    value = json.loads(run("doctor", "--measure", "--json").stdout)
+    assert {item["origin"] for item in value["rates"]["entries"]} == {"measured"}
+    assert value["rates"]["source"].endswith(f"written to {kept}")
+    assert parse_rates(kept.read_bytes()).entries == MEASURED.entries
+    value = json.loads(run("doctor", "--json").stdout)
+    assert value["rates"]["source"] == f"measured on this machine ({kept})"
+
+
+def test_doctor_shows_a_table(kept: Path) -> None:
+    lines = run("doctor", "--measure").stdout.splitlines()
+    row = next(line for line in lines if line.startswith("  zstd") and "measured" in line)
+    assert row.split() == ["zstd", "100", "200", "67", "100", "by", "2", "100", "us", "measured"]
+    assert kept.exists()
+
+
+def test_doctor_does_not_measure_a_broken_codec(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_try_codec", lambda _: "does not work: at all")
+    result = run("doctor", "--measure")
+    assert (result.exit_code, "[codec.unavailable]" in result.stderr) == (69, True)
+    assert not kept.exists()
+
+
+def test_doctor_says_where_it_cannot_write(kept: Path) -> None:
+    kept.parent.write_text("a file in the way")
+    found = refused(74, "io.write", "doctor", "--measure")
+    assert str(kept) in found.stderr
+    assert found.stdout == ""

@@ -11,14 +11,14 @@ import click
 import numpy as np
 
 from kvformat import FORMAT_VERSION, __version__
-from kvformat.cli.show import emit, facts, heading, progress, say, table
+from kvformat.cli.show import emit, facts, heading, progress, table
 from kvformat.cli.text import clean, write_json
 from kvformat.codecs.base import SegmentShape
 from kvformat.codecs.registry import CODECS
 from kvformat.costs import CPU, CodecRate, Rates, seconds
 from kvformat.errors import UnsupportedError
 from kvformat.layout import candidate_layouts
-from kvformat.rates import load_rates, measure, save_rates
+from kvformat.rates import load_rates, measure, save_rates, target_path
 from kvformat.workers import cores
 
 PACKAGES: Final = (
@@ -81,9 +81,10 @@ def command(*, measuring: bool, as_json: bool) -> None:
 
 
 def _measured() -> Rates:
+    path = target_path()  # before the work, not after it
     with progress("measuring") as step:
         rates = measure(progress=step)
-    path = save_rates(rates)
+    save_rates(rates, path)
     return replace(rates, source=f"measured on this machine just now, written to {path}")
 
 
@@ -96,7 +97,7 @@ def show_rates(rates: Rates) -> None:
     """The rates as a table."""
     heading("Rates, in million values per second")
     emit(table(RATE_COLUMNS, [_rate_row(item) for item in rates.entries]), "")
-    say(f"  {rates.source}")
+    emit(facts([("from", rates.source)]))
 
 
 RATE_COLUMNS: Final = (
