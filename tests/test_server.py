@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import kvformat
+from kvformat import server as server_module
 from kvformat import shelf as shelf_module
 from tests.serving import Serving, serving, sparse_artifact
 from tests.test_http_rules import RANGES
@@ -393,6 +395,35 @@ def test_slow_clients_block_nobody(files: Path, server: Serving) -> None:
         for _ in range(20):
             assert server.ask("/a.kvf")[2] == data
         assert not [entry for entry in server.log if entry["path"] == "/big.kvf"]
+
+
+def test_a_client_that_takes_nothing_is_cut_off(
+    files: Path, server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sparse_artifact(files / "a.kvf", BIG_BYTES)
+    monkeypatch.setattr(server_module, "PIECE_S", 0.05)
+    client, response = start_reading(server, "/a.kvf")
+    with client, response:
+        deadline = time.monotonic() + 60
+        while not server.log:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+            response.read()
+    assert (server.log[0]["status"], server.log[0]["complete"]) == (200, False)
+
+
+def test_every_file_is_closed(files: Path, server: Serving) -> None:
+    write(files / "a.kvf")
+    part = {"Range": "bytes=0-9"}
+    for method, headers in (("GET", {}), ("HEAD", {}), ("GET", part), ("GET", {"If_Match": '"x"'})):
+        server.ask("/a.kvf", method, **headers)
+        server.ask("/a.kvf?manifest=0", method, **headers)
+    opened = set()
+    for item in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            opened.add(item.readlink())
+    assert files / "a.kvf" not in opened
 
 
 def test_two_hundred_at_once(files: Path, server: Serving) -> None:

@@ -93,6 +93,7 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
         lambda data: resealed(data, fixed=fixed_part(minor=10)),
         "version.unknown",
     ),
+    "sizes": (lambda data: resealed(data, tables_bytes=0), "header.field"),
     "manifest": (lambda data: data[:200] + bytes([data[200] ^ 1]) + data[201:], "manifest.digest"),
     "no json": (lambda data: with_manifest(data, lambda text: b"[" + text[1:]), "manifest.json"),
     "no schema": (
