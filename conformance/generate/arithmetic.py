@@ -47,7 +47,7 @@ def group_of(
         None if bias is None else bias[None, None].astype(np.float32),
         None,
         np.zeros(0, np.float32) if token_scale is None else token_scale.astype(np.float32),
-        None if index is None else index[None].astype(np.uint8),
+        np.zeros((1, len(q)), np.uint8) if index is None else index[None].astype(np.uint8),
     )
     shape = quant.q.shape
     return RawGroup(

@@ -15,19 +15,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
-from numpy.typing import NDArray
 
+from conformance.generate import packages  # noqa: F401 - makes kvconform importable
 from tests.builder import Builder, SegmentObject, SetObject, b3, canonical
 from tests.reference import DTYPES
 
-Array = NDArray[Any]
+# isort: split
+from kvconform.fuzz.pieces import (
+    NO_LAYOUT,
+    NO_SET,
+    Array,
+    Cell,
+    Quant,
+    cells_of,
+    chain_hashes,
+    exact_rows,
+    noise,
+    pack,
+    rows_of,
+)
+
 QUALITY = "near-lossless"
 STORED, ZSTD, HEVC = f"{QUALITY}/stored", f"{QUALITY}/zstd", f"{QUALITY}/hevc"
 EXACT, EXACT_ZSTD = "exact/stored", "exact/zstd"
 ALL_TRACKS = (HEVC, ZSTD, STORED, EXACT_ZSTD, EXACT)
-PER_BYTE = {1: 8, 2: 8, 3: 5, 4: 4, 5: 3, 6: 3, **dict.fromkeys(range(7, 17), 2), 256: 1}
-NO_SET, NO_LAYOUT = 2**32 - 1, 2**16 - 1
 IDENTITY: dict[str, Any] = {
     "adapters": [],
     "cache_dtype": "bfloat16",
@@ -41,11 +52,6 @@ IDENTITY: dict[str, Any] = {
     "scale_scheme": None,
     "tokenizer": None,
 }
-
-
-def noise(seed: str, count: int) -> Array:
-    """``count`` bytes that look random and are the same everywhere."""
-    return np.frombuffer(blake3(seed.encode()).digest(length=count), np.uint8)
 
 
 def floats(seed: str, shape: tuple[int, ...], name: str) -> Array:
@@ -64,65 +70,6 @@ def as_bytes(values: Array) -> Array:
 
 
 @dataclass
-class Quant:
-    """Integers ``[L, T, H, D]`` of a group and the parameters that restore them.
-
-    ``scale`` and ``zero`` are ``[L]`` or ``[L, H, D]``; ``index`` is ``[L, T]``; ``patches`` maps
-    (layer index, token index) to the bytes of a row ``[H, D, item]``.
-    """
-
-    q: Array
-    scale: Array
-    zero: Array
-    bias: Array | None = None
-    order: Array | None = None
-    token_scale: Array = field(default_factory=lambda: np.zeros(0, np.float32))
-    index: Array | None = None
-    patches: dict[tuple[int, int], Array] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Make integers and indices at patches neutral (SID-4)."""
-        self.q = self.q.copy()
-        layers, tokens = self.q.shape[:2]
-        if self.index is None:
-            self.index = np.zeros((layers, tokens), np.uint8)
-        zero = np.broadcast_to(
-            self.zero if self.zero.ndim == 3 else self.zero[:, None, None],
-            (layers, *self.q.shape[2:]),
-        )
-        for layer, token in self.patches:
-            self.q[layer, token] = np.clip(zero[layer], 0, 255)
-            self.index[layer, token] = 0
-
-    def set_bytes(self, layers: slice) -> bytes:
-        """Section 9.2 for a layer run."""
-        scale, zero = self.scale[layers], self.zero[layers]
-        count, (heads, dims) = len(scale), self.q.shape[2:]
-        flags = (scale.ndim == 3) | (zero.ndim == 3) << 1
-        flags |= (self.bias is not None) << 2 | (self.order is not None) << 3
-        data = struct.pack("<HHIIHH", count, flags, heads, dims, len(self.token_scale), 0)
-        data += scale.astype("<f4").tobytes() + zero.astype("<i2").tobytes()
-        data += b"" if self.bias is None else self.bias[layers].astype("<f4").tobytes()
-        if self.order is not None:
-            data += self.order[layers].astype("u1" if dims <= 256 else "<u2").tobytes()
-        return data + self.token_scale.astype("<f4").tobytes()
-
-    def side(self, layers: slice, tokens: slice, heads: slice) -> bytes:
-        """Section 9.3 for a segment; token indices from the first held."""
-        assert self.index is not None
-        data = self.index[layers, tokens].tobytes() if len(self.token_scale) else b""
-        for layer in range(layers.start, layers.stop):
-            mine = sorted(
-                t
-                for number, t in self.patches
-                if number == layer and tokens.start <= t < tokens.stop
-            )
-            data += struct.pack(f"<I{len(mine)}I", len(mine), *(t - tokens.start for t in mine))
-            data += b"".join(self.patches[layer, t][heads].tobytes() for t in mine)
-        return data
-
-
-@dataclass
 class RawGroup:
     """A group; ``source`` are bytes ``[L, T, H, D, item]``, ``quants`` its qualities."""
 
@@ -136,6 +83,16 @@ class RawGroup:
     head_start: int = 0
     heads_total: int | None = None
     tokens: dict[str, Any] = field(default_factory=lambda: {"kind": "all"})
+
+    @property
+    def run_layers(self) -> int:
+        """Layers of a run."""
+        return self.cut[0]
+
+    @property
+    def run_heads(self) -> int:
+        """Heads of a run, no more than there are."""
+        return min(self.cut[1], self.source.shape[2])
 
     def to_json(self) -> dict[str, Any]:
         """The element of ``groups``."""
@@ -152,54 +109,6 @@ class RawGroup:
             "role": self.role,
             "tokens": self.tokens,
         }
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell, with its token interval in ordinals and in indices of the held tokens."""
-
-    group: int
-    block: int
-    layers: slice
-    heads: slice
-    start: int
-    tokens: slice
-
-
-def cells_of(groups: Sequence[RawGroup], count: int, seg: int, order: str) -> list[Cell]:
-    """Section 7.3."""
-    found = []
-    for number, group in enumerate(groups):
-        layers, held, heads = group.source.shape[:3]
-        kind = group.tokens["kind"]
-        first = group.tokens.get("held_start", 0)
-        if kind == "state":
-            blocks = [(-(-count // seg), 0, 1)]
-        else:
-            cuts = range(first // seg, -(-count // seg))
-            blocks = [(b, max(seg * b, first), min(seg * (b + 1), count)) for b in cuts]
-            assert held == count - first
-        found += [
-            Cell(
-                number,
-                block,
-                slice(i, min(i + group.cut[0], layers)),
-                slice(j, min(j + group.cut[1], heads)),
-                start,
-                slice(start - first, stop - first),
-            )
-            for i in range(0, layers, group.cut[0])
-            for j in range(0, heads, min(group.cut[1], heads))
-            for block, start, stop in blocks
-            if start < stop
-        ]
-
-    def key(cell: Cell) -> tuple[int, ...]:
-        layer = groups[cell.group].layers[cell.layers.start]
-        rest = (layer, cell.group, cell.heads.start)
-        return (cell.block, *rest) if order == "token-major" else (*rest, cell.block)
-
-    return sorted(found, key=key)
 
 
 def raw_frame(
@@ -234,32 +143,11 @@ def zstd_payload(entries: Sequence[Entry], *, count: int | None = None, tail: by
     return data + b"".join(body for _, body, _, _ in entries) + tail
 
 
-def pack(values: Array, low: int, radix: int) -> Array:
-    """Section 10.3: ``[rows, tokens]`` to ``[rows, ceil(tokens / p)]``."""
-    p = PER_BYTE[radix]
-    width = -(-values.shape[1] // p)
-    digits = np.zeros((len(values), width * p), np.int64)
-    digits[:, : values.shape[1]] = values.astype(np.int64) - low
-    packed = (digits.reshape(len(values), width, p) * radix ** np.arange(p)).sum(axis=-1)
-    return packed.astype(np.uint8)
-
-
 def one_frame(rows: Array) -> bytes:
     """All rows in one frame, packed if their values allow it."""
     low, high = int(rows.min(initial=255)), int(rows.max(initial=0))
     low, radix = (low, high - low + 1) if high - low < 16 else (0, 256)
     return zstd_payload([(len(rows), raw_frame(pack(rows, low, radix).tobytes()), low, radix)])
-
-
-def rows_of(q: Array, order: Array | None) -> Array:
-    """Integers ``[layer, token, head, dim]`` to rows ``[layer, rank, head]``."""
-    ranked = q if order is None else np.take_along_axis(q, order[:, None].astype(np.intp), axis=3)
-    return np.ascontiguousarray(ranked.transpose(0, 3, 2, 1)).reshape(-1, q.shape[1])
-
-
-def exact_rows(source: Array) -> Array:
-    """Bytes ``[layer, token, head, dim, byte]`` to rows ``[layer, byte, dim, head]``."""
-    return np.ascontiguousarray(source.transpose(0, 4, 3, 2, 1)).reshape(-1, source.shape[1])
 
 
 @dataclass
@@ -425,7 +313,7 @@ def _segment(
         assert video is not None
         row["layout"] = video.choose(cell)
         payload = video.stream(name, q, mine, video.layouts[row["layout"]])
-    return SegmentObject(row, quant.side(*part), payload)
+    return SegmentObject(row, quant.side_bytes(*part), payload)
 
 
 # --- what most cases start from --------------------------------------------------------------
@@ -589,18 +477,5 @@ def chain(
     spans: list[dict[str, Any]],
     count: int,
 ) -> list[bytes]:
-    """TOK-1 to TOK-6 from position 0 on: h(0), h(1), ..."""
-    key = blake3(salt, derive_key_context="kvformat 0.9 token chain").digest()
-    result = [blake3(canonical(identity), key=key).digest()]
-    for start in range(0, count, 256):
-        stop = min(start + 256, count)
-        message = result[-1] + struct.pack("<I", stop - start)
-        for position in range(start, stop):
-            inside = any(s["start"] <= position < s["start"] + s["count"] for s in spans)
-            message += struct.pack("<I", 2**32 - 1 if inside else int(ids[position]))
-        for span in spans:
-            if span["start"] < stop and span["start"] + span["count"] > start:
-                message += bytes.fromhex(span["digest"].split(":")[1])
-                message += struct.pack("<QQ", span["start"], span["count"])
-        result.append(blake3(message, key=key).digest())
-    return result
+    """TOK-1 to TOK-6 from position 0 on: h(0), h(1), ... over ``count`` tokens."""
+    return chain_hashes(identity, ids[:count], salt, spans)

@@ -16,7 +16,6 @@ from conformance.generate.compose import (
     DTYPES,
     EXACT,
     EXACT_ZSTD,
-    PER_BYTE,
     QUALITY,
     STORED,
     ZSTD,
@@ -34,6 +33,9 @@ from conformance.generate.compose import (
     zstd_payload,
 )
 from conformance.generate.suite import Case, Frozen, Operation, Suite, decode, verify
+
+# isort: split
+from kvconform.fuzz.pieces import PER_BYTE
 
 HAND = (
     "The artifact is composed by hand in `generate/`, byte by byte, without the reference writer."

@@ -12,7 +12,6 @@ import numpy as np
 
 from conformance.generate.compose import (
     HEVC,
-    PER_BYTE,
     QUALITY,
     ZSTD,
     Array,
@@ -31,6 +30,9 @@ from conformance.generate.core import good
 from conformance.generate.faults import fault
 from conformance.generate.suite import Suite, decode
 from tests.reference import zstd_rows
+
+# isort: split
+from kvconform.fuzz.pieces import PER_BYTE
 
 ROWS, TOKENS = 24, 6
 

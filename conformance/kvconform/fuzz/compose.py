@@ -14,15 +14,23 @@ from typing import Any, Final
 
 import numpy as np
 import zstandard
-from blake3 import blake3
-from numpy.typing import NDArray
 
 from kvconform.fuzz import video
+from kvconform.fuzz.pieces import (
+    NO_LAYOUT,
+    NO_SET,
+    Bytes,
+    Cell,
+    Json,
+    Quant,
+    b3,
+    cells_of,
+    exact_rows,
+    pack,
+    rows_of,
+)
 from kvconform.judge import canonical
 
-Array = NDArray[Any]
-Bytes = NDArray[np.uint8]
-Json = dict[str, Any]
 EXACT: Final = "exact"
 MAGIC: Final = b"\x89KVF\r\n\x1a\n"
 SET_RECORD: Final = struct.Struct("<QQ32sHHH10s")
@@ -35,84 +43,11 @@ SEGMENT_FIELDS: Final = (
     "layer_index", "layer_count", "layout", "head_start", "head_count", "reserved", "digest",
     "integer_digest",
 )  # fmt: skip
-PER_BYTE: Final = {1: 8, 2: 8, 3: 5, 4: 4, 5: 3, 6: 3, **dict.fromkeys(range(7, 17), 2), 256: 1}
-NO_SET: Final = 2**32 - 1
-NO_LAYOUT: Final = 2**16 - 1
-CHAIN_CONTEXT: Final = "kvformat 0.9 token chain"
-
-
-def b3(data: bytes) -> bytes:
-    """BLAKE3."""
-    return blake3(data).digest()
 
 
 def align(place: int, alignment: int) -> int:
     """The smallest multiple of ``alignment`` from ``place`` on."""
     return -(-place // alignment) * alignment
-
-
-def noise(seed: str, *shape: int) -> Bytes:
-    """Bytes that look random and are the same everywhere."""
-    count = int(np.prod(shape))
-    return np.frombuffer(blake3(seed.encode()).digest(length=count), np.uint8).reshape(shape)
-
-
-@dataclass
-class Quant:
-    """How one quality quantises a group.
-
-    ``q`` are integers ``[L, T, H, D]``; ``scale`` and ``zero`` have shape ``[L]`` or ``[L, H, D]``;
-    ``bias`` and ``order`` ``[L, H, D]`` or None; ``index`` ``[L, T]``; ``patches`` maps (layer
-    index, token index) to bytes ``[H, D * item]``. Use ``make``, which keeps SID-4.
-    """
-
-    q: Bytes
-    scale: NDArray[np.float32]
-    zero: NDArray[np.int16]
-    bias: NDArray[np.float32] | None
-    order: Array | None
-    token_scale: NDArray[np.float32]
-    index: Bytes
-    patches: dict[tuple[int, int], Bytes]
-
-    @classmethod
-    def make(cls, **parts: Any) -> Quant:
-        """Integers and indices at patches become neutral (SID-4)."""
-        item = cls(**parts)
-        item.q, item.index = item.q.copy(), item.index.copy()
-        zero = item.zero if item.zero.ndim == 3 else item.zero[:, None, None]
-        wide = np.broadcast_to(zero, (len(item.q), *item.q.shape[2:]))
-        for layer, token in item.patches:
-            item.q[layer, token] = np.clip(wide[layer], 0, 255)
-            item.index[layer, token] = 0
-        return item
-
-    def set_bytes(self, layers: slice) -> bytes:
-        """Section 9.2 for a layer run."""
-        scale, zero = self.scale[layers], self.zero[layers]
-        heads, dims = self.q.shape[2:]
-        flags = (scale.ndim == 3) | (zero.ndim == 3) << 1
-        flags |= (self.bias is not None) << 2 | (self.order is not None) << 3
-        data = struct.pack("<HHIIHH", len(scale), flags, heads, dims, len(self.token_scale), 0)
-        data += scale.astype("<f4").tobytes() + zero.astype("<i2").tobytes()
-        if self.bias is not None:
-            data += self.bias[layers].astype("<f4").tobytes()
-        if self.order is not None:
-            data += self.order[layers].astype("u1" if dims <= 256 else "<u2").tobytes()
-        return data + self.token_scale.astype("<f4").tobytes()
-
-    def side_bytes(self, layers: slice, tokens: slice, heads: slice) -> bytes:
-        """Section 9.3 for a segment; tokens are indices of those held."""
-        data = self.index[layers, tokens].tobytes() if len(self.token_scale) else b""
-        for layer in range(layers.start, layers.stop):
-            mine = sorted(
-                token
-                for number, token in self.patches
-                if number == layer and tokens.start <= token < tokens.stop
-            )
-            data += struct.pack(f"<I{len(mine)}I", len(mine), *(t - tokens.start for t in mine))
-            data += b"".join(self.patches[layer, token][heads].tobytes() for token in mine)
-        return data
 
 
 @dataclass
@@ -172,63 +107,6 @@ class Plan:
         return {codec for _, _, codecs in self.tracks for codec in codecs}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell; ``tokens`` are indices of the tokens held, ``start`` is the first ordinal."""
-
-    group: int
-    block: int
-    layers: slice
-    heads: slice
-    start: int
-    tokens: slice
-
-
-def cells_of(plan: Plan) -> list[Cell]:
-    """Section 7.3."""
-    keyed = []
-    for number, group in enumerate(plan.groups):
-        layers, _, heads = group.source.shape[:3]
-        for block, start, stop, first in _blocks(plan, group):
-            for i in range(0, layers, group.run_layers):
-                for j in range(0, heads, group.run_heads):
-                    cell = Cell(
-                        number,
-                        block,
-                        slice(i, min(i + group.run_layers, layers)),
-                        slice(j, min(j + group.run_heads, heads)),
-                        start,
-                        slice(start - first, stop - first),
-                    )
-                    rest = (group.layers[i], number, j)
-                    key = (block, *rest) if plan.order == "token-major" else (*rest, block)
-                    keyed.append((key, cell))
-    return [cell for _, cell in sorted(keyed, key=lambda pair: pair[0])]
-
-
-def _blocks(plan: Plan, group: Group) -> Iterator[tuple[int, int, int, int]]:
-    size = plan.segment_tokens
-    if group.tokens["kind"] == "state":
-        yield -(-plan.count // size), 0, 1, 0
-        return
-    first = group.tokens.get("held_start", 0)
-    for block in range(-(-plan.count // size)):
-        start, stop = max(size * block, first), min(size * (block + 1), plan.count)
-        if start < stop:
-            yield block, start, stop, first
-
-
-def rows_of(q: Array, order: Array | None) -> Bytes:
-    """Integers ``[layer, token, head, dim]`` to rows ``[layer, rank, head]`` (section 10.3)."""
-    ranked = q if order is None else np.take_along_axis(q, order[:, None].astype(np.intp), axis=3)
-    return np.ascontiguousarray(ranked.transpose(0, 3, 2, 1)).reshape(-1, q.shape[1])
-
-
-def exact_rows(source: Bytes) -> Bytes:
-    """Bytes ``[layer, token, head, dim, byte]`` to rows ``[layer, byte, dim, head]``."""
-    return np.ascontiguousarray(source.transpose(0, 4, 3, 2, 1)).reshape(-1, source.shape[1])
-
-
 def zstd_payload(rows: Bytes, frame_rows: int) -> bytes:
     """Section 10.3, ``frame_rows`` rows to a frame, packed where few values occur."""
     heads, frames = b"", b""
@@ -237,13 +115,8 @@ def zstd_payload(rows: Bytes, frame_rows: int) -> bytes:
         part = rows[start : start + frame_rows]
         low, high = int(part.min()), int(part.max())
         low, radix = (low, high - low + 1) if high - low < 16 else (0, 256)
-        per_byte = PER_BYTE[radix]
-        width = -(-part.shape[1] // per_byte)
-        digits = np.zeros((len(part), width * per_byte), np.int64)
-        digits[:, : part.shape[1]] = part.astype(np.int64) - low
-        weights = radix ** np.arange(per_byte)
-        packed = (digits.reshape(len(part), width, per_byte) * weights).sum(axis=-1)
-        frame = zstandard.ZstdCompressor(level=1).compress(packed.astype(np.uint8).tobytes())
+        packed = pack(part, low, radix)
+        frame = zstandard.ZstdCompressor(level=1).compress(packed.tobytes())
         heads += struct.pack("<IIBB", len(part), len(frame), low, radix - 1)
         frames += frame
     return struct.pack("<I", len(cuts)) + heads + frames
@@ -374,7 +247,7 @@ def content_id(manifest: Json) -> str:
 
 def compose(plan: Plan) -> Parts:
     """The parts of the valid artifact that a plan describes."""
-    cells = cells_of(plan)
+    cells = cells_of(plan.groups, plan.count, plan.segment_tokens, plan.order)
     sets: dict[str, list[SetObject]] = {}
     numbers: dict[tuple[str, int, int], int] = {}
     for quality in plan.qualities:
@@ -489,21 +362,3 @@ def _manifest(plan: Plan, layouts: dict[str, list[Json]]) -> Json:
         "valid_lengths": None if plain else [plan.count],
         "version": "0.9",
     }
-
-
-def chain_hashes(identity: Json, ids: list[int], salt: bytes, spans: list[Json]) -> list[bytes]:
-    """TOK-1 to TOK-6 over a whole sequence, blocks from position 0 on: h(0), h(1), ..."""
-    key = blake3(salt, derive_key_context=CHAIN_CONTEXT).digest()
-    result = [blake3(canonical(identity), key=key).digest()]
-    for start in range(0, len(ids), 256):
-        stop = min(start + 256, len(ids))
-        message = result[-1] + struct.pack("<I", stop - start)
-        for place in range(start, stop):
-            inside = any(s["start"] <= place < s["start"] + s["count"] for s in spans)
-            message += struct.pack("<I", 2**32 - 1 if inside else ids[place])
-        for span in spans:
-            if span["start"] < stop and span["start"] + span["count"] > start:
-                message += bytes.fromhex(span["digest"].split(":")[1])
-                message += struct.pack("<QQ", span["start"], span["count"])
-        result.append(blake3(message, key=key).digest())
-    return result

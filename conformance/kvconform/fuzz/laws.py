@@ -14,7 +14,8 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from kvconform.fuzz import naive
-from kvconform.fuzz.compose import EXACT, Json, Parts, Plan, compose
+from kvconform.fuzz.compose import EXACT, Parts, Plan, compose
+from kvconform.fuzz.pieces import Json
 from kvconform.fuzz.strategies import plans, selections
 from kvconform.judge import ITEM_BYTES
 

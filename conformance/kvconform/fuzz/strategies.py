@@ -13,7 +13,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvconform.fuzz import video
-from kvconform.fuzz.compose import EXACT, Bytes, Group, Json, Plan, Quant, chain_hashes, noise
+from kvconform.fuzz.compose import EXACT, Group, Plan
+from kvconform.fuzz.pieces import Bytes, Json, Quant, chain_hashes, noise
 from kvconform.judge import ITEM_BYTES
 
 ROLES: Final = ("key", "value", "latent", "indexer", "state", "something-new")
@@ -77,7 +78,7 @@ def quants(draw: st.DrawFn, group: Group) -> Quant:
     places = [(layer, token) for layer in range(layers) for token in range(tokens)]
     chosen = draw(st.lists(st.sampled_from(places), max_size=4, unique=True)) if places else []
     rows = finite_bytes(seed + "patch", (len(chosen), heads, dims), group.dtype)
-    return Quant.make(
+    return Quant(
         q=q.astype(np.uint8),
         scale=scale.astype(np.float32),
         zero=zero.astype(np.int16),
