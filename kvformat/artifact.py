@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -26,7 +26,7 @@ from kvformat.report import ReadReport
 from kvformat.segments import SegmentContext
 from kvformat.selection import Range
 from kvformat.sets import QuantisationSet, parse_set
-from kvformat.storage import Data, Piece, Source, Transport, open_source
+from kvformat.storage import Beside, Data, Fetch, Piece, Source, Transport, open_source
 from kvformat.streaming import Stream, decide_for, restore_all
 from kvformat.tables import NO_SET, SegmentRecord, SegmentTable, SetTable
 from kvformat.tables import parse_segment_table as parse_segments
@@ -163,7 +163,8 @@ class Artifact:
     def set_table(self, quality: str) -> SetTable:
         """The checked set table of a quality."""
         if quality not in self._sets:
-            (data,) = read_tables(self._source, self._front, [quality])
+            self.require_open()
+            (data,) = read_tables(self._front, [quality], Beside(self._source).fetch)
             self._keep_sets(quality, data)
         return self._sets[quality]
 
@@ -171,11 +172,13 @@ class Artifact:
         manifest = self.manifest
         self._sets[quality] = parse_sets(data, manifest, manifest.quality(quality))
 
-    def segment_table(self, track: Track) -> SegmentTable:
-        """The checked segment table of a track."""
+    def segment_table(self, track: Track, fetch: Fetch | None = None) -> SegmentTable:
+        """The checked segment table of a track; ``fetch`` gets it if it is not in the prefix."""
         if track.name not in self._segments:
+            self.require_open()
+            fetch = fetch or Beside(self._source).fetch
             names = [track.name] if track.quality in self._sets else [track.quality, track.name]
-            *sets, data = read_tables(self._source, self._front, names)
+            *sets, data = read_tables(self._front, names, fetch)
             if sets:
                 self._keep_sets(track.quality, sets[0])
             self._segments[track.name] = parse_segments(
@@ -216,9 +219,9 @@ class Artifact:
         request = Request(
             tokens, layers, heads, roles, track, "stored", check, allow_partial, workers
         )
-        reading: Reading[None] = Reading(self, request)
+        reading: Reading[None] = Reading(self, request, cancellation)
         groups, base = allocate(reading.wanted)
-        report = restore_all(reading, groups, cancellation=cancellation)
+        report = restore_all(reading, groups)
         return Restored(reading.track.name, groups, base, self.lineage(reading.track), report)
 
     def read_into(
@@ -243,16 +246,17 @@ class Artifact:
         of the groups' dtypes or of unsigned integers of their size; strides are free but for the
         last axis. With ``on_error="prefix"`` damage and failures of the storage do not raise:
         the report's ``validity`` says which tokens and layers are good, the rest of the buffers
-        is undefined and must be computed anew. Other arguments and errors are those of ``read``.
+        is undefined and must be computed anew. What fails before the first segment is asked for,
+        a table for example, raises in either case. Other arguments and errors are those of
+        ``read``.
         """
         request = Request(tokens, layers, heads, roles, track, order, check, allow_partial, workers)
-        reading: Reading[None] = Reading(self, request)
+        reading: Reading[None] = Reading(self, request, cancellation)
         if on_error not in ("raise", "prefix"):
             found = ascii(on_error)[:60]
             raise UsageError("usage.argument", "on_error is neither raise nor prefix", found=found)
         groups = adopt(reading.wanted, buffers)
-        prefix = on_error == "prefix"
-        return restore_all(reading, groups, prefix=prefix, cancellation=cancellation)
+        return restore_all(reading, groups, prefix=on_error == "prefix")
 
     def stream(
         self,
@@ -374,23 +378,36 @@ class Artifact:
         return self.data(record.offset, record.stored_bytes)
 
     def load_sets(
-        self, quality: str, indices: Iterable[int], fetch: Callable[[list[Piece]], list[Data]]
-    ) -> None:
-        """Have these sets ready; ``fetch`` gets those outside the prefix, near ones at once."""
-        table = self.set_table(quality)
+        self, quality: str, indices: Iterable[int], fetch: Fetch
+    ) -> dict[int, InvalidError]:
+        """Have these sets ready; ``fetch`` gets those outside the prefix, near ones at once.
+
+        Returns the damaged ones. A remote storage is asked for those once more.
+        """
+        table, prefix = self.set_table(quality), self._front.prefix
         missing = [index for index in indices if (quality, index) not in self._set_objects]
         start = self._front.data_start
-        far: dict[int, int] = {}
-        for index in missing:
-            item = table[index]
-            if start + item.offset + item.size_bytes > len(self._front.prefix):
-                far[start + item.offset] = index
-            else:
-                self.quantisation_set(quality, index)
-        pieces = [Piece(offset, table[index].size_bytes) for offset, index in sorted(far.items())]
-        for extent in plan_extents(pieces):
+        places = {i: Piece(start + table[i].offset, table[i].size_bytes) for i in missing}
+        far = {piece.offset: index for index, piece in places.items() if piece.stop > len(prefix)}
+        damaged: dict[int, InvalidError] = {}
+
+        def keep(index: int, data: Data) -> None:
+            try:
+                self.quantisation_set(quality, index, bytes(data))
+            except InvalidError as error:
+                damaged[index] = error
+
+        for index in set(missing) - set(far.values()):
+            keep(index, prefix[places[index].offset : places[index].stop])
+        for extent in plan_extents([places[far[offset]] for offset in sorted(far)]):
             for piece, data in zip(extent, fetch(extent), strict=True):
-                self.quantisation_set(quality, far[piece.offset], bytes(data))
+                keep(far[piece.offset], data)
+        if self._source.remote:
+            for index in [i for i, error in damaged.items() if error.code == "set.digest"]:
+                self._source.meter.retry()
+                del damaged[index]
+                keep(index, *fetch([places[index]]))
+        return damaged
 
 
 def choose_track(manifest: Manifest, among: Sequence[Track] = ()) -> Track:

@@ -16,7 +16,7 @@ from kvformat.costs import Candidate, Decision, Link, Rates, Switcher, choose, r
 from kvformat.errors import UnsupportedError, UsageError
 from kvformat.fetching import Window, Wish
 from kvformat.rates import load_rates
-from kvformat.storage import Source, Traffic
+from kvformat.storage import Fetch, Source, Traffic
 from kvformat.tracks import EXACT, Track
 
 if TYPE_CHECKING:
@@ -210,11 +210,16 @@ class TrackSwitch:
 
 
 def windows(
-    artifact: Artifact, switch: TrackSwitch, cells: Sequence[int], stored: Mapping[str, int]
+    artifact: Artifact,
+    switch: TrackSwitch,
+    cells: Sequence[int],
+    stored: Mapping[str, int],
+    fetch: Fetch,
 ) -> Iterator[Window]:
     """Windows of whole token blocks, each of the track that is best when its turn comes.
 
-    ``stored`` are the bytes of all cells per track. Cells are in the order of use.
+    ``stored`` are the bytes of all cells per track. Cells are in the order of use. ``fetch`` gets
+    tables that are not in the prefix.
     """
     fields = artifact.grid.fields
     least = min(stored.values(), default=0)
@@ -228,7 +233,7 @@ def windows(
         ):
             stop += 1
         track = switch.next(number)
-        table = artifact.segment_table(track)
+        table = artifact.segment_table(track, fetch)
         yield [Wish(track, table[int(cell)]) for cell in cells[start:stop]]
         start, number = stop, number + 1
 

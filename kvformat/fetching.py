@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from kvformat.errors import UsageError
 from kvformat.extents import plan_extents
 from kvformat.storage import Data, Piece, Source, Transfer
 from kvformat.tables import SegmentRecord
@@ -55,8 +54,7 @@ class Fetcher:
     """Iterates over ``(wish, stored bytes)``; each window is asked for only when its turn is near.
 
     ``prepare`` is called with a window, once its first requests are out and before its first bytes
-    are handed over, and with a function that fetches objects of the file that lie near each
-    other. ``close`` may be called from another thread.
+    are handed over. ``close`` may be called from another thread.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class Fetcher:
         prefix: bytes,
         data_start: int,
         windows: Iterable[Window],
-        prepare: Callable[[Window, Callable[[list[Piece]], list[Data]]], None],
+        prepare: Callable[[Window], None],
     ) -> None:
         self._source = source
         self._prefix = memoryview(prefix)
@@ -73,7 +71,6 @@ class Fetcher:
         self._windows = iter(windows)
         self._prepare = prepare
         self._ahead: deque[Run] = deque()
-        self._beside: Transfer | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -87,7 +84,7 @@ class Fetcher:
             run = self._ahead[0]
             if run.window is not prepared:
                 prepared = run.window
-                self._prepare(run.window, self._fetch)
+                self._prepare(run.window)
             for wish, piece in zip(run.wishes, run.pieces, strict=True):
                 data = self._take(run, piece)
                 self._open_ahead(runs)
@@ -137,17 +134,6 @@ class Fetcher:
                 transfer = None if here else self._source.transfer(pieces)
                 self._ahead.append(Run(window, wishes, pieces, transfer))
 
-    def _fetch(self, pieces: list[Piece]) -> list[Data]:
-        """Objects beside the segments, with one request."""
-        with self._lock:
-            if self._closed:
-                raise UsageError("usage.argument", "the read was closed")
-            self._beside = transfer = self._source.transfer(pieces)
-        try:
-            return [transfer.take() for _ in pieces]
-        finally:
-            transfer.close()
-
     def _enough(self) -> int:
         """Twice what the link holds in one round trip."""
         traffic = self._source.meter.traffic()
@@ -161,8 +147,6 @@ class Fetcher:
         """Stop all requests."""
         with self._lock:
             self._closed = True
-            running: list[Run | Transfer] = list(self._ahead)
-            if self._beside is not None:
-                running.append(self._beside)
+            running = list(self._ahead)
         for item in running:
             item.close()

@@ -10,7 +10,7 @@ from kvformat.errors import InvalidError
 from kvformat.extents import plan_extents
 from kvformat.header import HEADER_BYTES, Header, check_against_manifest, parse_header
 from kvformat.manifest import Manifest, parse_manifest
-from kvformat.storage import PREFETCH_BYTES, Piece, Source
+from kvformat.storage import PREFETCH_BYTES, Fetch, Piece, Source
 from kvformat.tables import TableSpan, table_spans
 
 
@@ -93,7 +93,7 @@ def _check_padding(prefix: bytes, header: Header, data_start: int) -> None:
         )
 
 
-def read_tables(source: Source, front: Front, names: Sequence[str]) -> list[bytes]:
+def read_tables(front: Front, names: Sequence[str], fetch: Fetch) -> list[bytes]:
     """The bytes of tables, from the prefix where it has them; near ones with one request."""
     found: dict[str, bytes] = {}
     missing: list[TableSpan] = []
@@ -104,14 +104,9 @@ def read_tables(source: Source, front: Front, names: Sequence[str]) -> list[byte
         else:
             missing.append(span)
     for extent in plan_extents([Piece(item.offset, item.size_bytes) for item in missing]):
-        transfer = source.transfer(extent)
-        try:
-            for piece in extent:
-                data = bytes(transfer.take())
-                same = (piece.offset, piece.size_bytes)
-                found.update((n, data) for n in names if _place(front.spans[n]) == same)
-        finally:
-            transfer.close()
+        for piece, data in zip(extent, fetch(extent), strict=True):
+            same = (piece.offset, piece.size_bytes)
+            found.update((n, bytes(data)) for n in names if _place(front.spans[n]) == same)
     return [found[name] for name in names]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, cast
@@ -71,6 +72,8 @@ class Pipeline(Generic[R]):
         self._clock = clock
         self._slots = threading.Semaphore(2 * workers)
         self._stop = threading.Event()
+        self._ended = False
+        self._process = os.getpid()
         self._results: queue.SimpleQueue[tuple[Wish, Future[R]] | BaseException | object]
         self._results = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="kvformat")
@@ -88,38 +91,57 @@ class Pipeline(Generic[R]):
         except BaseException as error:  # raised again in the caller's thread
             self._results.put(error)
 
-    def __iter__(self) -> Iterator[Outcome[R]]:
-        """The outcomes; raises what stopped the fetching, or that it was closed."""
-        try:
-            while True:
-                started = time.perf_counter()
-                item = self._results.get()
-                if self._stop.is_set():
-                    raise UsageError("usage.argument", "the read was closed or cancelled")
-                if item is END:
-                    return
-                if isinstance(item, BaseException):
-                    raise item
-                yield self._outcome(item, started)
-        finally:
-            self.close()
+    def __iter__(self) -> Pipeline[R]:
+        return self
 
-    def _outcome(self, item: object, started: float) -> Outcome[R]:
+    def __next__(self) -> Outcome[R]:
+        """The next outcome; raises what stopped the fetching, or that this was closed."""
+        if self._ended:
+            raise StopIteration
+        try:
+            outcome = self._take()
+        except BaseException:
+            self.close()
+            raise
+        if outcome is None:
+            self._ended = True
+            self.close()
+            raise StopIteration
+        return outcome
+
+    def _take(self) -> Outcome[R] | None:
+        started = time.perf_counter()
+        self._require_running()
+        item = self._results.get()
+        self._require_running()
+        if item is END:
+            return None
+        if isinstance(item, BaseException):
+            raise item
         wish, future = cast("tuple[Wish, Future[R]]", item)
         value: R | None = None
         error: KvformatError | None = None
         try:
             value = future.result()
         except CancelledError:
-            error = UsageError("usage.argument", "the read was closed or cancelled")
+            self._require_running()
         except KvformatError as failed:
+            self._require_running()
             error = failed
         self._clock.waited(time.perf_counter() - started)
         self._slots.release()
         return Outcome(wish, value, error)
 
+    def _require_running(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError("usage.argument", "the read belongs to another process")
+        if self._stop.is_set():
+            raise UsageError("usage.argument", "the read was closed or cancelled")
+
     def close(self) -> None:
         """Stop at once: nothing is decoded any more but what a thread has begun."""
+        if os.getpid() != self._process:  # a fork has none of the threads, and locks as they were
+            return
         self._stop.set()
         self._fetcher.close()
         self._slots.release()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kvformat.cancelling import Cancellation
 from kvformat.choosing import LINKS, Auto, TrackSwitch, as_auto, decide, refusal, windows
 from kvformat.errors import InvalidError, KvformatError, UsageError
 from kvformat.fetching import Fetcher, Window, Wish
@@ -17,8 +18,8 @@ from kvformat.pipeline import Clock, Outcome, Pipeline
 from kvformat.report import ReadReport
 from kvformat.segments import Segment, check_integers, decode_segment
 from kvformat.selection import GroupSelection, Range, as_range, select, touched
-from kvformat.storage import Data, Piece
-from kvformat.tables import NO_SET, SegmentRecord
+from kvformat.storage import Beside, Data, Piece
+from kvformat.tables import NO_SET
 from kvformat.tracks import Track
 from kvformat.validity import Ledger
 from kvformat.workers import worker_count
@@ -79,8 +80,22 @@ def choose_cells(
 class Reading(Generic[R]):
     """A prepared read. ``start`` begins to fetch; outcomes come in the order asked for."""
 
-    def __init__(self, artifact: Artifact, request: Request) -> None:
+    def __init__(
+        self, artifact: Artifact, request: Request, cancellation: Cancellation | None = None
+    ) -> None:
         artifact.require_open()
+        self._beside = Beside(artifact.source)
+        self._pipeline: Pipeline[R] | None = None
+        self._forget: Callable[[], None] | None = None
+        if cancellation is not None:
+            self._forget = cancellation.register(self.stop)
+        try:
+            self._prepare(artifact, request)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _prepare(self, artifact: Artifact, request: Request) -> None:
         self._artifact = artifact
         self._request = request
         self.wanted, self.tokens, self._cells = choose_cells(artifact, request)
@@ -89,7 +104,8 @@ class Reading(Generic[R]):
         self._traffic = artifact.source.meter.traffic()
         self.clock = Clock()
         self.track, self._windows = self._choose()
-        table = artifact.segment_table(self.track)  # its sizes are checked before anything is made
+        # Sizes in the table are checked before anything is made.
+        table = artifact.segment_table(self.track, self._beside.fetch)
         records = [table[int(cell)] for cell in self._cells]
         values = (record.cell.values(artifact.groups[record.cell.group]) for record in records)
         self.workers = worker_count(request.workers, 4 * max(values, default=1))
@@ -98,7 +114,7 @@ class Reading(Generic[R]):
         self._segments = 0
         self._needed_bytes = 0
         self._used: dict[str, None] = {}
-        self._pipeline: Pipeline[R] | None = None
+        self._damaged: dict[tuple[str, int], InvalidError] = {}
 
     def _choose(self) -> tuple[Track, Iterator[Window]]:
         artifact, auto = self._artifact, as_auto(self._request.track)
@@ -116,10 +132,12 @@ class Reading(Generic[R]):
         )
         stored = {item.track: item.stored_bytes for item in options}
         cells = [int(cell) for cell in self._cells]
-        return artifact.track(decision.track), windows(artifact, self._switch, cells, stored)
+        return artifact.track(decision.track), windows(
+            artifact, self._switch, cells, stored, self._beside.fetch
+        )
 
     def _one_window(self, track: Track) -> Iterator[Window]:
-        table = self._artifact.segment_table(track)
+        table = self._artifact.segment_table(track, self._beside.fetch)
         yield [Wish(track, table[int(cell)]) for cell in self._cells]
 
     def start(self, place: Place[R]) -> Pipeline[R]:
@@ -137,6 +155,8 @@ class Reading(Generic[R]):
             return self._restore(wish, data, place)
 
         self._pipeline = Pipeline(fetcher, work, self.workers, self.clock)
+        if self._beside.closed:  # cancelled before there was anything to stop
+            self._pipeline.close()
         return self._pipeline
 
     def account(self, outcome: Outcome[R]) -> None:
@@ -156,14 +176,17 @@ class Reading(Generic[R]):
         if record is not None:
             self.ledger.failed(self.track.name, record, error)
 
-    def helps(self, record: SegmentRecord) -> bool:
-        """Whether the valid prefix can still grow by this segment."""
-        return self.ledger.useful(record) or self._request.order == "layer-major"
+    def worthwhile(self) -> bool:
+        """Whether what is still to come is of use: the prefix can grow, or layers count alone."""
+        return self._request.order == "layer-major" or self.ledger.growing()
 
     def stop(self) -> None:
         """End threads and requests."""
+        self._beside.close()
         if self._pipeline is not None:
             self._pipeline.close()
+        if self._forget is not None:
+            self._forget()
 
     def report(self) -> ReadReport:
         """The account so far."""
@@ -201,6 +224,9 @@ class Reading(Generic[R]):
 
     def _decode(self, wish: Wish, data: Data) -> Segment:
         """Damage on the way is told from damage at rest by asking a remote storage once more."""
+        damaged = self._damaged.get((wish.track.quality, wish.record.set_index))
+        if damaged is not None:
+            raise damaged
         context = self._artifact.context(wish.track, wish.record)
         try:
             return decode_segment(context, data)
@@ -210,9 +236,10 @@ class Reading(Generic[R]):
                 raise
             source.meter.retry()
             offset = self._artifact.front.data_start + wish.record.offset
-            return decode_segment(context, source.read(offset, wish.record.stored_bytes))
+            (again,) = self._beside.fetch([Piece(offset, wish.record.stored_bytes)])
+            return decode_segment(context, again)
 
-    def _load_sets(self, window: Window, fetch: Callable[[list[Piece]], list[Data]]) -> None:
+    def _load_sets(self, window: Window) -> None:
         """Fetch the sets that these segments need, all with one request."""
         for name in dict.fromkeys(wish.track.quality for wish in window):
             needed = {
@@ -220,4 +247,5 @@ class Reading(Generic[R]):
                 for wish in window
                 if wish.track.quality == name and wish.record.set_index != NO_SET
             }
-            self._artifact.load_sets(name, sorted(needed), fetch)
+            damaged = self._artifact.load_sets(name, sorted(needed), self._beside.fetch)
+            self._damaged.update(((name, index), error) for index, error in damaged.items())

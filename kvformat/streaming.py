@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import _thread
+import contextlib
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,17 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvformat.cache import RestoredGroup
-from kvformat.cancelling import Cancellation
 from kvformat.choosing import Auto, decide
 from kvformat.costs import Decision
-from kvformat.errors import KvformatError, StorageError, UsageError
+from kvformat.errors import InvalidError, KvformatError, StorageError, UsageError
 from kvformat.fetching import Wish
 from kvformat.groups import Group
 from kvformat.pipeline import Outcome
 from kvformat.reading import Reading, Request, choose_cells
 from kvformat.report import ReadReport
 from kvformat.segments import Segment, restore_into
-from kvformat.selection import landings
+from kvformat.selection import GroupSelection, landings
 
 if TYPE_CHECKING:
     from kvformat.artifact import Artifact
@@ -32,9 +34,9 @@ def restore_all(
     groups: Mapping[str, RestoredGroup],
     *,
     prefix: bool = False,
-    cancellation: Cancellation | None = None,
 ) -> ReadReport:
     """Restore everything into ``groups``; raises the first error, or reports it with ``prefix``."""
+    told = (InvalidError, StorageError) if prefix else ()
 
     def place(wish: Wish, segment: Segment) -> None:
         for selection in reading.wanted:
@@ -44,24 +46,19 @@ def restore_all(
                     out = target[landing.layers, :, landing.heads]
                     restore_into(segment, out, landing.tokens, landing.part)
 
-    outcomes = iter(reading.start(place))
-    forget = None if cancellation is None else cancellation.register(reading.stop)
     try:
-        for outcome in outcomes:
-            if prefix and not reading.helps(outcome.wish.record):
-                break
+        for outcome in reading.start(place):
             reading.account(outcome)
-            if outcome.error is not None and not prefix:
+            if outcome.error is not None and not isinstance(outcome.error, told):
                 raise outcome.error
+            if not reading.worthwhile():
+                break
     except KvformatError as error:
-        if prefix and isinstance(error, StorageError):
-            reading.broken_off(error)
-        else:
+        if not isinstance(error, told):
             error.validity = reading.ledger.validity()
             raise
+        reading.broken_off(error)
     finally:
-        if forget is not None:
-            forget()
         reading.stop()
     return reading.report()
 
@@ -83,14 +80,46 @@ class Block:
     completed_layers: tuple[int, ...] = ()
 
 
+def blocks_of(wanted: Sequence[GroupSelection], wish: Wish, segment: Segment) -> list[Block]:
+    """The wanted parts of a segment, restored."""
+    blocks = []
+    cell = wish.record.cell
+    for selection in wanted:
+        if selection.index != cell.group:
+            continue
+        group = selection.group
+        for landing in landings(cell, selection):
+            part = landing.part
+            tokens = part.tokens.stop - part.tokens.start
+            heads = part.heads.stop - part.heads.start
+            layers = range(part.layers.start, part.layers.stop)
+            shape = (len(layers), tokens, heads, group.head_dim)
+            array = np.empty(shape, group.numpy_dtype)
+            restore_into(segment, array, slice(0, tokens), part)
+            blocks.append(
+                Block(
+                    group,
+                    array,
+                    tuple(group.layers[cell.layer_index + layer] for layer in layers),
+                    cell.token_start + part.tokens.start,
+                    group.head_start + cell.head_start + part.heads.start,
+                    wish.track.name,
+                )
+            )
+    return blocks
+
+
 class Stream:
     """An iterator over ``Block``. After an error, ``report`` says what was good before it."""
 
     def __init__(self, reading: Reading[list[Block]]) -> None:
         self._reading = reading
-        self._outcomes: Iterator[Outcome[list[Block]]] = iter(reading.start(self._place))
+        wanted = reading.wanted  # nothing that runs may hold the stream, or it is never dropped
+        self._outcomes = reading.start(lambda wish, segment: blocks_of(wanted, wish, segment))
         self._ready: list[Block] = []
         self._closed = False
+        self._dropped = weakref.finalize(self, stop_later, reading)
+        self._dropped.atexit = False
 
     def __enter__(self) -> Stream:
         return self
@@ -119,6 +148,9 @@ class Stream:
                 error.validity = self._reading.ledger.validity()
                 self.close()
                 raise
+            except StopIteration:
+                self._dropped.detach()
+                raise
             self._ready = self._marked(outcome)
         return self._ready.pop(0)
 
@@ -134,33 +166,6 @@ class Stream:
             ),
         ]  # fmt: skip
 
-    def _place(self, wish: Wish, segment: Segment) -> list[Block]:
-        blocks = []
-        cell = wish.record.cell
-        for selection in self._reading.wanted:
-            if selection.index != cell.group:
-                continue
-            group = selection.group
-            for landing in landings(cell, selection):
-                part = landing.part
-                tokens = part.tokens.stop - part.tokens.start
-                heads = part.heads.stop - part.heads.start
-                layers = range(part.layers.start, part.layers.stop)
-                shape = (len(layers), tokens, heads, group.head_dim)
-                array = np.empty(shape, group.numpy_dtype)
-                restore_into(segment, array, slice(0, tokens), part)
-                blocks.append(
-                    Block(
-                        group,
-                        array,
-                        tuple(group.layers[cell.layer_index + layer] for layer in layers),
-                        cell.token_start + part.tokens.start,
-                        group.head_start + cell.head_start + part.heads.start,
-                        wish.track.name,
-                    )
-                )
-        return blocks
-
     @property
     def report(self) -> ReadReport:
         """The account so far; ``validity`` counts blocks that were handed over."""
@@ -171,6 +176,22 @@ class Stream:
         self._closed = True
         self._ready.clear()
         self._reading.stop()
+        self._dropped.detach()
+
+
+def stop_later(reading: Reading[list[Block]]) -> None:
+    """Stop a read in a thread of its own.
+
+    A dropped stream may be collected in any thread: in one of the read's own, or in that of the
+    event loop, which must go on for the read to end, or in the middle of a lock.
+    """
+
+    def stop() -> None:
+        with contextlib.suppress(Exception):
+            reading.stop()
+
+    with contextlib.suppress(RuntimeError):  # the process ends
+        _thread.start_new_thread(stop, ())
 
 
 def decide_for(artifact: Artifact, auto: Auto, request: Request) -> Decision:

@@ -67,6 +67,9 @@ class Ledger:
             layer for record in self._open.values() for layer in self._layers(record)
         )
         self._failures: list[Failure] = []
+        self._failed: set[tuple[int, int, int, int]] = set()
+        self._limit: int | None = None
+        self._below = 0
 
     @staticmethod
     def _key(record: SegmentRecord) -> tuple[int, int, int, int]:
@@ -76,11 +79,14 @@ class Ledger:
     def done(self, record: SegmentRecord) -> None:
         """The segment is restored."""
         del self._open[self._key(record)]
+        if self._limit is not None and self._start(record) < self._limit:
+            self._below -= 1
         self._waiting.subtract(self._layers(record))
 
     def next_open(self) -> SegmentRecord | None:
-        """The first segment that is not restored."""
-        return next(iter(self._open.values()), None)
+        """The first segment that is neither restored nor failed."""
+        untried = (item for key, item in self._open.items() if key not in self._failed)
+        return next(untried, None)
 
     def failed(self, track: str, record: SegmentRecord, error: KvformatError) -> None:
         """The segment is not usable."""
@@ -88,6 +94,11 @@ class Ledger:
         cell = record.cell
         tokens = (cell.token_start, cell.token_start + cell.token_count)
         self._failures.append(Failure(track, group.name, self._layers(record), tokens, error))
+        self._failed.add(self._key(record))
+        start = self._start(record)
+        if self._limit is None or start < self._limit:
+            self._limit = start
+            self._below = sum(self._start(item) < start for item in self._open.values())
 
     def _layers(self, record: SegmentRecord) -> tuple[int, ...]:
         item = self._groups[record.cell.group]
@@ -101,12 +112,9 @@ class Ledger:
             return self._tokens[0]
         return min(max(record.cell.token_start, self._tokens[0]), self._tokens[1])
 
-    def useful(self, record: SegmentRecord) -> bool:
-        """Whether restoring this segment can still make the valid prefix longer."""
-        if not self._failures:
-            return True
-        first = min(item.tokens[0] for item in self._failures)
-        return record.cell.token_start < max(first, 1)
+    def growing(self) -> bool:
+        """Whether restoring what is open can still make the valid prefix longer."""
+        return self._limit is None or self._below > 0
 
     def completed(self, record: SegmentRecord) -> tuple[int, ...]:
         """Layers of ``record`` of which no segment is open any more."""

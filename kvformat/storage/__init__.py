@@ -14,6 +14,7 @@ from kvformat.storage.base import (
     local_path,
     storage_errors,
 )
+from kvformat.storage.beside import Beside, Fetch
 from kvformat.storage.local import BytesSource, LocalSource
 from kvformat.storage.locate import open_source
 from kvformat.storage.meter import Meter, Traffic
@@ -28,8 +29,10 @@ from kvformat.storage.publish import (
 __all__ = [
     "COPY_BYTES",
     "PREFETCH_BYTES",
+    "Beside",
     "BytesSource",
     "Data",
+    "Fetch",
     "LocalSource",
     "Meter",
     "Piece",

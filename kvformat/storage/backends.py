@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -16,13 +15,15 @@ from kvformat.storage.base import (
     Piece,
     Transfer,
     Transport,
+    public_name,
     short,
+    shown,
     storage_errors,
 )
 from kvformat.storage.meter import Meter
+from kvformat.storage.ranged import PATIENCE_S, back_off_s
 
 FINAL: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-FIRST_WAIT_S: Final = 0.1
 BLOCK_BYTES: Final = 8 * 2**20
 
 
@@ -40,12 +41,12 @@ class BackendSource:
         self.transport = transport
         self._fs = fs
         self._path = path
-        self._url = url
+        self._name = public_name(url)
 
     @property
     def name(self) -> str:
         """The URL."""
-        return self._url
+        return self._name
 
     def size(self) -> int | None:
         """Unknown: no request is made for it."""
@@ -53,16 +54,20 @@ class BackendSource:
 
     def read(self, offset: int, length: int) -> Data:
         """Exactly ``length`` bytes from ``offset``."""
-        data = self._cat(offset, length)
+        return self.read_until(threading.Event(), offset, length)
+
+    def read_until(self, stop: threading.Event, offset: int, length: int) -> Data:
+        """``read`` that gives up between two tries once ``stop`` is set."""
+        data = self._cat(offset, length, stop)
         if len(data) != length:
-            raise short(self._url, offset, length, len(data))
+            raise short(self._name, offset, length, len(data))
         return data
 
     def read_front(self, length: int) -> bytes:
         """The first ``length`` bytes, or the whole file."""
-        data = self._cat(0, length)
+        data = self._cat(0, length, threading.Event())
         if len(data) > length:
-            raise short(self._url, 0, length, len(data))
+            raise short(self._name, 0, length, len(data))
         return data
 
     def transfer(self, pieces: Sequence[Piece]) -> Transfer:
@@ -71,38 +76,36 @@ class BackendSource:
 
     def ends_at(self, size_bytes: int) -> bool:
         """Whether the last byte is the last: one request for two bytes."""
-        try:
-            data = self._cat(size_bytes - 1, 2)
-        except StorageError:
-            return True  # such backends fail or cut; the last byte itself was read before
-        return len(data) <= 1
+        return len(self._cat(size_bytes - 1, 2, threading.Event())) <= 1
 
-    def _cat(self, offset: int, length: int) -> bytes:
+    def _cat(self, offset: int, length: int, stop: threading.Event) -> bytes:
+        tries = tenacity.stop_after_attempt(self.transport.retries + 1)
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_pass),
-            stop=tenacity.stop_after_attempt(self.transport.retries + 1),
-            wait=lambda state: random.uniform(0.5, 1) * FIRST_WAIT_S * 2**state.attempt_number,  # noqa: S311
+            stop=tenacity.stop_any(tries, tenacity.stop_when_event_set(stop)),
+            wait=lambda state: back_off_s(state.attempt_number),
+            sleep=tenacity.sleep_using_event(stop),
             before_sleep=lambda _: self.meter.retry(),
             reraise=True,
         )
-        with storage_errors(self._url, "io.read", "reading", Exception), self.meter.flow() as flow:
+        with storage_errors(self._name, "io.read", "reading", Exception), self.meter.flow() as flow:
             try:
-                data = bytes(retrying(self._once, offset, length))
-                flow.received(len(data))
+                data = retrying(self._once, offset, length)
             except PermissionError as error:
                 raise StorageError(
-                    "io.denied", "the storage refuses access", where=self._url
-                ) from error
+                    "io.denied", "the storage refuses access", where=self._name
+                ) from shown(error)
             except TimeoutError as error:
                 raise StorageError(
-                    "io.timeout", "the storage does not answer", where=self._url
-                ) from error
+                    "io.timeout", "the storage does not answer", where=self._name
+                ) from shown(error)
+            flow.received(len(data))
         return data
 
     def _once(self, offset: int, length: int) -> bytes:
         self.meter.request()
-        found: bytes = self._fs.cat_file(self._path, start=offset, end=offset + length)
-        return found
+        found = self._fs.cat_file(self._path, start=offset, end=offset + length)
+        return found if isinstance(found, bytes) else memoryview(found).tobytes()
 
     def close(self) -> None:
         """Nothing is open."""
@@ -118,7 +121,7 @@ class ThreadTransfer:
         self.outstanding_bytes = sum(piece.size_bytes for piece in pieces)
         self._items: deque[Data | BaseException] = deque()
         self._held_bytes = 0
-        self._stop = False
+        self._stop = threading.Event()
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="kvformat-fetch", daemon=True)
         self._thread.start()
@@ -127,10 +130,10 @@ class ThreadTransfer:
         try:
             for block in self._blocks:
                 start, stop = block[0].offset, block[-1].stop
-                view = memoryview(self._source.read(start, stop - start))
+                view = memoryview(self._source.read_until(self._stop, start, stop - start))
                 for piece in block:
                     self._put(view[piece.offset - start : piece.stop - start])
-                if self._stop:
+                if self._stop.is_set():
                     return
         except BaseException as error:  # handed to the thread that takes
             self._put(error)
@@ -138,31 +141,37 @@ class ThreadTransfer:
     def _put(self, item: Data | BaseException) -> None:
         with self._change:
             self._items.append(item)
-            if not isinstance(item, BaseException):
-                self._held_bytes += len(item)
-                self.outstanding_bytes -= len(item)
             self._change.notify_all()
-            self._change.wait_for(lambda: self._stop or self._held_bytes < self._limit_bytes)
+            if isinstance(item, BaseException):
+                return
+            self._held_bytes += len(item)
+            self.outstanding_bytes -= len(item)
+            self._change.wait_for(
+                lambda: self._stop.is_set() or self._held_bytes < self._limit_bytes
+            )
 
     def take(self) -> Data:
         """The next piece."""
         with self._change:
-            self._change.wait_for(lambda: self._stop or bool(self._items))
-            if self._stop:
+            self._change.wait_for(lambda: self._stop.is_set() or bool(self._items))
+            if self._stop.is_set():
                 raise UsageError("usage.argument", "the read was closed")
-            item = self._items.popleft()
+            item = self._items[0]
             if isinstance(item, BaseException):
                 raise item
+            self._items.popleft()
             self._held_bytes -= len(item)
             self._change.notify_all()
             return item
 
     def close(self) -> None:
-        """Stop behind the request that runs: backends cannot be interrupted."""
+        """Stop behind the request that runs, which is waited for a while: backends cannot be
+        interrupted.
+        """
+        self._stop.set()
         with self._change:
-            self._stop = True
             self._change.notify_all()
-        self._thread.join()
+        self._thread.join(PATIENCE_S)
 
 
 def blocks(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from kvformat.storage.meter import Meter
 PREFETCH_BYTES: Final = 262_144
 COPY_BYTES: Final = 8 * 2**20
 WHOLE: Final = ("connections", "retries", "buffer_bytes")
+
+URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 
 Data = bytes | bytearray | memoryview
 
@@ -166,13 +169,34 @@ def storage_errors(
             next_step="Choose another name, or allow overwriting",
         ) from error
     except kind as error:
-        raise StorageError(code, f"{doing} failed: {reason(error)}", where=name) from error
+        raise StorageError(code, f"{doing} failed: {reason(error)}", where=name) from shown(error)
 
 
 def reason(error: BaseException) -> str:
-    """What a library's error says, in one line."""
+    """What a library's error says, in one line, without secrets of URLs."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(text).split())
+    return without_secrets(" ".join(str(text).split()))
+
+
+def public_name(url: str) -> str:
+    """The URL, or chain of URLs, without what may be secret: user, password, query."""
+    plain, query, _ = url.partition("?")
+    return re.sub(r"(?<=://)[^/]*@", "", plain) + ("?..." if query else "")
+
+
+def without_secrets(text: str) -> str:
+    """``text`` with each URL in it as ``public_name`` has it."""
+    return URL.sub(lambda match: public_name(match[0]), text)
+
+
+def shown(error: BaseException | None) -> BaseException | None:
+    """``error``, to be shown as a cause, unless its text or that of its causes has a secret."""
+    item = error
+    while item is not None:
+        if without_secrets(repr(item)) != repr(item) or without_secrets(str(item)) != str(item):
+            return None
+        item = item.__cause__ or item.__context__
+    return error
 
 
 def short(name: str, offset: int, length: int, found: int) -> StorageError:
@@ -194,4 +218,5 @@ def as_text(url: object) -> str:
         with contextlib.suppress(UnicodeEncodeError):
             os.fsencode(text)
             return text
-    raise UsageError("usage.argument", "this is not a path or URL", found=ascii(url)[:80])
+    found = "empty, or with characters that none has" if text is not None else type(url).__name__
+    raise UsageError("usage.argument", "this is not a path or URL", found=found)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
+import yarl
 
 from kvformat.errors import StorageError, UsageError
-from kvformat.storage.base import Transport, reason
+from kvformat.storage.base import Transport, public_name, reason
 from kvformat.storage.replies import (
-    Answer,
     Range,
+    Same,
     TransientError,
+    body_error,
     check_reply,
     check_status,
+    fields,
     retry_after_s,
 )
 
 MOST_REDIRECTS: Final = 10
 BUFFER_BYTES: Final = 2**19
+OURS: Final = ("range", "accept-encoding")
+"""Header fields that are not the caller's to set."""
+ENCODED: Final = re.compile(r"https?://(?:[\w.~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+", re.ASCII)
+"""A URL that can be sent as it is."""
 
 TRANSIENT: Final = (
     aiohttp.ClientPayloadError,
@@ -31,80 +38,87 @@ TRANSIENT: Final = (
 FINAL: Final = (aiohttp.ClientSSLError, aiohttp.ClientConnectorDNSError)
 
 
-def public_name(url: str) -> str:
-    """The URL without what may be secret: user, password, query, fragment."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    query = "..." if parts.query else ""
-    return urlunsplit((parts.scheme, host, parts.path, query, ""))
-
-
 class HttpService:
     """An object behind a URL."""
 
     def __init__(self, fs: Any, url: str) -> None:
         self._fs = fs
         self.loop: asyncio.AbstractEventLoop = fs.loop
+        self.name = public_name(url)
         try:
-            self._url = fs.encode_url(url)
-            self.name = public_name(url)
-        except ValueError as error:
+            # Quoting anew what is quoted would break signatures and names with special characters.
+            self._url = (
+                yarl.URL(url, encoded=True) if ENCODED.fullmatch(url) else fs.encode_url(url)
+            )
+            named = bool(self._url.host) and self._url.port is not None
+        except ValueError:
+            named = False
+        if not named:
+            scheme = url.partition("://")[0]
             raise UsageError(
-                "usage.argument", f"this is no URL: {error}", where=url.partition("?")[0]
-            ) from error
+                "usage.argument", "this is no URL of a server", where=f"{scheme}://..."
+            )
 
-    async def get(self, asked: Range, transport: Transport) -> HttpReply:
+    async def get(self, asked: Range, transport: Transport, same: Same) -> HttpReply:
         """Ask for a range; redirections are followed, up to 10 (REQ-11)."""
         options = dict(self._fs.kwargs)
-        headers = {
-            **dict(options.pop("headers", None) or {}),
-            "Range": f"bytes={asked.first}-{asked.stop - 1}",
-            "Accept-Encoding": "identity",
-        }
+        given = dict(options.pop("headers", None) or {})
+        headers = {name: value for name, value in given.items() if name.lower() not in OURS}
+        headers["Range"] = f"bytes={asked.first}-{asked.stop - 1}"
+        headers["Accept-Encoding"] = "identity"
         options.setdefault("read_bufsize", BUFFER_BYTES)
+        options.setdefault("max_redirects", MOST_REDIRECTS + 1)  # aiohttp refuses the last of them
         options["timeout"] = aiohttp.ClientTimeout(
             total=None, sock_connect=transport.connect_timeout_s
         )
         session = await self._fs.set_session()
-        response = await session.get(
-            self._url,
-            headers=headers,
-            allow_redirects=True,
-            max_redirects=MOST_REDIRECTS,
-            **options,
-        )
+        response = await session.get(self._url, headers=headers, **options)
         try:
-            return HttpReply(response, self._check(response, asked))
+            return HttpReply(response, self._check(response, asked, same))
         except BaseException:
             response.close()
             raise
 
-    def _check(self, response: aiohttp.ClientResponse, asked: Range) -> Answer:
+    def _check(self, response: aiohttp.ClientResponse, asked: Range, same: Same) -> int:
         where = f"{self.name}, byte {asked.first}"
         after_s = retry_after_s(response.headers.get("Retry-After"))
         check_status(response.status, where, response.reason or "", after_s)
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        return check_reply(response.status, headers, asked, where)
+        return check_reply(response.status, fields(response.headers.items()), asked, where, same)
 
-    def failure(self, error: Exception) -> Exception:
+    def failure(self, error: Exception, asked: Range) -> Exception:
         """What an exception of aiohttp means."""
-        if isinstance(error, aiohttp.ClientResponseError) and error.status >= 400:
-            try:
-                check_status(error.status, self.name, error.message)
-            except (StorageError, TransientError) as stated:
-                return stated
-        found = StorageError("io.read", f"reading failed: {reason(error)}", where=self.name)
+        where = f"{self.name}, byte {asked.first}"
+        if isinstance(error, aiohttp.ClientPayloadError):
+            return TransientError(body_error(where, asked.size_bytes, longer=False))
+        if isinstance(error, TypeError):
+            return UsageError(
+                "usage.argument", f"a storage option does not fit: {error}", where=self.name
+            )
+        found = StorageError("io.read", f"reading failed: {_said(error)}", where=where)
         if isinstance(error, TRANSIENT) and not isinstance(error, FINAL):
             return TransientError(found)
         return found
 
 
+def _said(error: Exception) -> str:
+    """The error in words; those of aiohttp hold URLs, of redirections too."""
+    if isinstance(error, aiohttp.TooManyRedirects):
+        return f"more than {MOST_REDIRECTS} redirections"
+    if isinstance(error, aiohttp.NonHttpUrlRedirectClientError):
+        return "a redirection that leaves HTTP"
+    if isinstance(error, aiohttp.InvalidURL):
+        return "a redirection to what is no URL"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"the reply is not HTTP: {' '.join(error.message.split())[:200]}"
+    return reason(error)
+
+
 class HttpReply:
     """A checked reply of aiohttp."""
 
-    def __init__(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, size_bytes: int) -> None:
         self._response = response
-        self.answer = answer
+        self.size_bytes = size_bytes
 
     async def read(self, most_bytes: int) -> bytes:
         """Some bytes of the body."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvformat.errors import StorageError, UsageError
 from kvformat.storage.base import (
     Data,
     LazyTransfer,
@@ -63,9 +64,14 @@ class LocalSource:
 
     def _read(self, offset: int, length: int) -> bytes:
         self.meter.request()
-        with storage_errors(self.name, "io.read", "reading"), self.meter.flow() as flow:
-            data = self._positioned(offset, length)
-            flow.received(len(data))
+        try:
+            with storage_errors(self.name, "io.read", "reading"), self.meter.flow() as flow:
+                data = self._positioned(offset, length)
+                flow.received(len(data))
+        except (ValueError, StorageError) as error:
+            if not self._file.closed:
+                raise
+            raise UsageError("usage.argument", "the artifact is closed", where=self.name) from error
         return data
 
     def _positioned(self, offset: int, length: int) -> bytes:

@@ -6,9 +6,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from kvformat.errors import StorageError, UsageError
+from kvformat.errors import UsageError
 from kvformat.storage.backends import BackendSource
-from kvformat.storage.base import Source, Transport, as_text, local_path, storage_errors
+from kvformat.storage.base import (
+    Source,
+    Transport,
+    as_text,
+    local_path,
+    public_name,
+    reason,
+    shown,
+    storage_errors,
+)
 from kvformat.storage.local import BytesSource, LocalSource
 
 
@@ -29,6 +38,13 @@ def open_source(
 
 def _remote(url: str, storage_options: Mapping[str, Any] | None, transport: Transport) -> Source:
     fs, path = filesystem(url, storage_options)
+    if getattr(fs, "asynchronous", False):
+        raise UsageError(
+            "usage.argument",
+            "the filesystem has no event loop of its own",
+            where=public_name(url),
+            next_step="Leave asynchronous=True out of the storage options; see kvformat.aio",
+        )
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
     if protocols & {"http", "https"}:
         from kvformat.storage.http import HttpService
@@ -47,16 +63,15 @@ def filesystem(url: str, storage_options: Mapping[str, Any] | None) -> tuple[Any
     """The fsspec filesystem of a URL and the path in it; no request is made."""
     import fsspec
 
-    try:
-        with storage_errors(url, "io.read", "opening the URL", Exception):
+    name = public_name(url)
+    with storage_errors(name, "io.read", "opening the URL", Exception):
+        try:
             fs, path = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
-    except StorageError as error:
-        if not isinstance(error.__cause__, (ValueError, ImportError, TypeError)):
-            raise
-        raise UsageError(
-            "usage.argument",
-            f"the URL cannot be opened here: {error.__cause__}",
-            where=url,
-            next_step="Check the protocol, or install the package that it needs",
-        ) from error
+        except (ValueError, ImportError, TypeError) as error:
+            raise UsageError(
+                "usage.argument",
+                f"the URL cannot be opened here: {reason(error)}",
+                where=name,
+                next_step="Check the protocol, or install the package that it needs",
+            ) from shown(error)
     return fs, path

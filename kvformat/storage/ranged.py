@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import random
 import threading
@@ -19,9 +20,9 @@ from typing import Any, Final, Protocol, TypeVar
 import tenacity
 
 from kvformat.errors import KvformatError, StorageError, UsageError
-from kvformat.storage.base import Data, Piece, Transfer, Transport
+from kvformat.storage.base import Data, Piece, Transfer, Transport, shown
 from kvformat.storage.meter import Flow, Meter
-from kvformat.storage.replies import Answer, Range, TransientError, body_error
+from kvformat.storage.replies import Range, Same, TransientError, body_error
 
 BLOCK_BYTES: Final = 2**20
 FIRST_WAIT_S: Final = 0.1
@@ -35,7 +36,8 @@ R = TypeVar("R")
 class Reply(Protocol):
     """A reply whose status and headers are checked."""
 
-    answer: Answer
+    size_bytes: int
+    """Of the body; 0 says that the object is empty, whatever the body is."""
 
     async def read(self, most_bytes: int) -> bytes:
         """Some bytes of the body, none at its end."""
@@ -50,10 +52,10 @@ class Service(Protocol):
     loop: asyncio.AbstractEventLoop
     name: str
 
-    async def get(self, asked: Range, transport: Transport) -> Reply:
-        """Ask for a range."""
+    async def get(self, asked: Range, transport: Transport, same: Same) -> Reply:
+        """Ask for a range; ``same`` is told what the reply says of the object."""
 
-    def failure(self, error: Exception) -> Exception:
+    def failure(self, error: Exception, asked: Range) -> Exception:
         """The ``TransientError`` or ``StorageError`` behind a library's exception."""
 
 
@@ -69,8 +71,8 @@ class RangedSource:
         self._lock = threading.Lock()
         self._open: set[LoopTransfer] = set()
         self._closed = False
-        self._total_bytes: int | None = None
-        self._tag: str | None = None
+        self._same = Same()
+        self._process = os.getpid()
 
     @property
     def name(self) -> str:
@@ -79,7 +81,7 @@ class RangedSource:
 
     def size(self) -> int | None:
         """The size that the replies so far stated."""
-        return self._total_bytes
+        return self._same.total_bytes
 
     def read(self, offset: int, length: int) -> Data:
         """Exactly ``length`` bytes from ``offset``."""
@@ -95,6 +97,7 @@ class RangedSource:
 
     def transfer(self, pieces: Sequence[Piece]) -> Transfer:
         """One request for all pieces."""
+        self._require_loop()
         wanted_bytes = sum(piece.size_bytes for piece in pieces)
         transfer = LoopTransfer(self._service.loop, self._share, wanted_bytes, self._forget)
         with self._lock:
@@ -106,14 +109,18 @@ class RangedSource:
 
     def ends_at(self, size_bytes: int) -> bool:
         """Whether the last byte is the last: asks for it and one more if no reply told."""
-        if self._total_bytes is None:
+        total = self._same.total_bytes
+        if total is None:
             asked = Range(size_bytes - 1, size_bytes + 1, front=True)
             found = len(self._call(self._front(asked)))
-            return found <= 1 if self._total_bytes is None else self._total_bytes == size_bytes
-        return self._total_bytes == size_bytes
+            total = self._same.total_bytes
+            return found <= 1 if total is None else total == size_bytes
+        return total == size_bytes
 
     def close(self) -> None:
         """Stop what still runs. The connection pool belongs to the fsspec filesystem."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._closed = True
             running = list(self._open)
@@ -128,7 +135,26 @@ class RangedSource:
         with self._lock:
             self._open.discard(transfer)
 
+    def _require_loop(self) -> None:
+        """The loop must run, and in another thread, or this would wait for ever."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                "usage.argument", "the artifact was opened before this process was forked",
+                where=self.name, next_step="Open it again in this process",
+            )  # fmt: skip
+        with contextlib.suppress(RuntimeError):
+            if asyncio.get_running_loop() is self._service.loop:
+                raise UsageError(
+                    "usage.argument", "this would block the event loop of fsspec",
+                    where=self.name, next_step="Call it from another thread",
+                )  # fmt: skip
+
     def _call(self, work: Coroutine[Any, Any, R]) -> R:
+        try:
+            self._require_loop()
+        except BaseException:
+            work.close()
+            raise
         future = asyncio.run_coroutine_threadsafe(work, self._service.loop)
         try:
             return future.result()
@@ -142,9 +168,10 @@ class RangedSource:
         async def once() -> None:
             nonlocal data
             async with self._reply(asked) as reply:
-                data = bytearray(reply.answer.size_bytes)
-                await _fill(reply, memoryview(data), self._stalled, self._where(asked.first))
-                await self._end(reply, asked)
+                data = bytearray(reply.size_bytes)
+                if data:
+                    await _fill(reply, memoryview(data), self._stalled, self._where(asked.first))
+                    await self._end(reply, asked)
 
         with self.meter.flow() as flow:
             await self._repeat(once, lambda: 0)
@@ -175,9 +202,12 @@ class RangedSource:
                     await _fill(reply, memoryview(data), self._stalled, where)
                     flow.received(len(data))
                     place = piece.stop
-                    await deliver(data, flow)
-                    done += 1
+                    if done + 1 < len(pieces):
+                        await deliver(data, flow)
+                        done += 1
                 await self._end(reply, asked)
+            await deliver(data, flow)  # only now: a reply that goes on is refused
+            done += 1
 
         with self.meter.flow() as flow:
             await self._repeat(once, lambda: done)
@@ -197,7 +227,7 @@ class RangedSource:
         try:
             await retrying(once)
         except TransientError as error:
-            raise error.final from error.__cause__
+            raise error.final from shown(error.__cause__)
 
     @asynccontextmanager
     async def _reply(self, asked: Range) -> AsyncIterator[Reply]:
@@ -209,9 +239,8 @@ class RangedSource:
         try:
             limit_s = self.transport.connect_timeout_s + self.transport.stall_timeout_s
             async with asyncio.timeout(limit_s):
-                reply = await self._service.get(asked, self.transport)
+                reply = await self._service.get(asked, self.transport, self._same)
             self.meter.answered(time.perf_counter() - started)
-            self._same_object(reply.answer)
             yield reply
             whole = True
         except TimeoutError as error:
@@ -219,7 +248,7 @@ class RangedSource:
         except (KvformatError, TransientError):
             raise
         except Exception as error:
-            raise self._service.failure(error) from error
+            raise self._service.failure(error, asked) from shown(error)
         finally:
             if reply is not None:
                 await reply.close(whole=whole)
@@ -239,24 +268,7 @@ class RangedSource:
     async def _end(self, reply: Reply, asked: Range) -> None:
         """Nothing follows: at most one byte more is read (REQ-7)."""
         if await self._stalled(reply.read(1)):
-            raise body_error(self._where(asked.first), reply.answer.size_bytes, longer=True)
-
-    def _same_object(self, answer: Answer) -> None:
-        """REQ-8."""
-        with self._lock:
-            total, tag = self._total_bytes, self._tag
-            self._total_bytes = answer.total_bytes if total is None else total
-            self._tag = answer.tag if tag is None else tag
-        for before, now in ((total, answer.total_bytes), (tag, answer.tag)):
-            if before is not None and now is not None and before != now:
-                raise StorageError(
-                    "io.changed",
-                    "the object was replaced while it was read",
-                    where=self.name,
-                    expected=before,
-                    found=now,
-                    next_step="Open it again",
-                )
+            raise body_error(self._where(asked.first), reply.size_bytes, longer=True)
 
     def _timeout(self, offset: int) -> StorageError:
         return StorageError(
@@ -309,13 +321,18 @@ class _Failures:
         return self._row > self._retries or self._timeouts > MOST_TIMEOUTS
 
     def wait(self, state: tenacity.RetryCallState) -> float:
-        """Full jitter under an exponential bound, or what the server asks for."""
+        """As long as the server asks for, or ``back_off_s``."""
         error = state.outcome.exception() if state.outcome is not None else None
         after_s = error.after_s if isinstance(error, TransientError) else None
         if after_s is not None:
             return min(after_s, LONGEST_WAIT_S)
-        bound_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**self._row)
-        return random.uniform(bound_s / 4, bound_s)  # noqa: S311 - jitter, no secret
+        return back_off_s(self._row)
+
+
+def back_off_s(failures: int) -> float:
+    """How long to wait behind so many failures in a row: jitter under an exponential bound."""
+    bound_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures, 20))
+    return random.uniform(bound_s / 4, bound_s)  # noqa: S311 - jitter, no secret
 
 
 class LoopTransfer:
@@ -355,11 +372,11 @@ class LoopTransfer:
         self._ended.set()
 
     async def deliver(self, data: Data, flow: Flow) -> None:
-        """Hand a piece over; waits while the queue is full."""
+        """Hand a piece over; waits while the queue is full and more is to come."""
         self._held_bytes += len(data)
         self.outstanding_bytes -= len(data)
         self._items.put(data)
-        if self._held_bytes < self._limit_bytes():
+        if self._held_bytes < self._limit_bytes() or self.outstanding_bytes <= 0:
             return
         with flow.held():
             while self._held_bytes >= self._limit_bytes():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from kvformat.errors import StorageError
 
-RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
-EMPTY: Final = re.compile(r"bytes \*/(\d{1,19})")
+RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII | re.IGNORECASE)
+EMPTY: Final = re.compile(r"bytes \*/(\d{1,19})", re.ASCII | re.IGNORECASE)
 TRANSIENT: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 NOT_FOUND: Final = frozenset({404, 410})
 DENIED: Final = frozenset({401, 403, 407})
@@ -40,13 +41,30 @@ class Range:
         return self.stop - self.first
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a good reply said: how many bytes follow, the object's size and strong tag if given."""
+class Same:
+    """What the replies so far said of the object: its size and strong tag (REQ-8)."""
 
-    size_bytes: int
-    total_bytes: int | None
-    tag: str | None
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.total_bytes: int | None = None
+        self.tag: str | None = None
+
+    def check(self, total_bytes: int | None, tag: str | None, where: str) -> None:
+        """Raise ``io.changed`` if this differs from what was said before; None says nothing."""
+        with self._lock:
+            pairs = ((self.total_bytes, total_bytes), (self.tag, tag))
+            self.total_bytes = total_bytes if self.total_bytes is None else self.total_bytes
+            self.tag = tag if self.tag is None else self.tag
+        for before, now in pairs:
+            if before is not None and now is not None and before != now:
+                raise StorageError(
+                    "io.changed",
+                    "the object was replaced while it was read",
+                    where=where,
+                    expected=before,
+                    found=now,
+                    next_step="Open it again",
+                )
 
 
 def check_status(status: int, where: str, reason: str, after_s: float | None = None) -> None:
@@ -70,21 +88,26 @@ def check_status(status: int, where: str, reason: str, after_s: float | None = N
     raise error
 
 
-def check_reply(status: int, headers: Mapping[str, str], asked: Range, where: str) -> Answer:
-    """The answer in a reply of status 200, 206 or 416, or the error of REQ-6 or REQ-7.
+def check_reply(
+    status: int, headers: Mapping[str, str], asked: Range, where: str, same: Same
+) -> int:
+    """How many bytes the body of a reply of status 200, 206 or 416 has; or REQ-6 to REQ-8 raise.
 
-    ``headers`` has lower-case names.
+    ``headers`` has lower-case names. No bytes means an empty object: the body of that reply is
+    none of the object's.
     """
     wanted = f"bytes {asked.first}-{asked.stop - 1}"
     said = headers.get("content-range", "")
     if status == 416:
         empty = EMPTY.fullmatch(said.strip())
+        if empty:
+            same.check(int(empty[1]), None, where)
         if asked.front and empty and int(empty[1]) == 0:
-            return Answer(0, 0, None)
+            return 0
         raise _bad("the server says that the object ends before these bytes", wanted, said, where)
-    coding = headers.get("content-encoding", "identity").strip().lower()
-    if coding != "identity":
-        raise _bad("the server encodes the bytes", "identity", coding, where)
+    coding = headers.get("content-encoding", "")
+    if {item.strip().lower() for item in coding.split(",")} - {"identity", ""}:
+        raise _bad("the server encodes the bytes", "identity", coding[:60], where)
     if status == 200:
         raise _bad("the server ignores byte ranges", "status 206", "status 200", where)
     match = RANGE.fullmatch(said.strip())
@@ -92,6 +115,7 @@ def check_reply(status: int, headers: Mapping[str, str], asked: Range, where: st
         raise _bad("the reply does not say which bytes it holds", wanted, said or "none", where)
     first, stop = int(match[1]), int(match[2]) + 1
     total = None if match[3] == "*" else int(match[3])
+    same.check(total, strong_tag(headers.get("etag")), where)
     if first != asked.first or stop <= first or (total is not None and stop > total):
         raise _bad("the server sends another range than asked", wanted, said, where)
     ends = asked.stop if total is None else min(asked.stop, total)
@@ -103,14 +127,22 @@ def check_reply(status: int, headers: Mapping[str, str], asked: Range, where: st
     length = headers.get("content-length")
     if length is not None and length.strip() != str(stop - first):
         raise _short(stop - first, length, where)
-    return Answer(stop - first, total, strong_tag(headers.get("etag")))
+    return stop - first
 
 
 def strong_tag(tag: str | None) -> str | None:
     """The entity tag unless it is weak."""
-    if tag is None or tag.strip().startswith("W/"):
-        return None
-    return tag.strip()
+    text = (tag or "").strip()
+    return None if not text or text.startswith("W/") else text
+
+
+def fields(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Header fields by lower-case name; one that came twice is a list, as RFC 9110 has it."""
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        key = name.lower()
+        found[key] = f"{found[key]}, {value}" if key in found else value
+    return found
 
 
 def _bad(message: str, expected: str, found: str, where: str) -> StorageError:
@@ -139,6 +171,6 @@ def body_error(where: str, expected: int, *, longer: bool) -> StorageError:
 
 def retry_after_s(value: str | None) -> float | None:
     """Seconds in a Retry-After header; a date counts as none."""
-    if value is None or not re.fullmatch(r"\d{1,6}", value.strip()):
+    if value is None or not re.fullmatch(r"[0-9]{1,6}", value.strip()):
         return None
     return float(value)

@@ -9,8 +9,8 @@ from kvformat.errors import StorageError
 from kvformat.storage.base import Transport, reason
 from kvformat.storage.http import TRANSIENT
 from kvformat.storage.replies import (
-    Answer,
     Range,
+    Same,
     TransientError,
     check_reply,
     check_status,
@@ -26,24 +26,29 @@ class S3Service:
         self.loop: asyncio.AbstractEventLoop = fs.loop
         self.name = f"s3://{self._bucket}/{self._key}"
 
-    async def get(self, asked: Range, _transport: Transport) -> S3Reply:
+    async def get(self, asked: Range, _transport: Transport, same: Same) -> S3Reply:
         """Ask for a range. Time limits of connections are those of the client's own options."""
         version = {"VersionId": self._version} if self._version else {}
-        found = await self._fs._call_s3(
-            "get_object",
-            Bucket=self._bucket,
-            Key=self._key,
-            Range=f"bytes={asked.first}-{asked.stop - 1}",
-            **version,
-        )
+        try:
+            found = await self._fs._call_s3(
+                "get_object",
+                Bucket=self._bucket,
+                Key=self._key,
+                Range=f"bytes={asked.first}-{asked.stop - 1}",
+                **version,
+            )
+        except OSError as error:
+            if asked.front and _is_empty(error):
+                return S3Reply(None, 0)
+            raise
         body = found["Body"]
         try:
-            return S3Reply(body, self._check(found, asked))
+            return S3Reply(body, self._check(found, asked, same))
         except BaseException:
             body.close()
             raise
 
-    def _check(self, found: dict[str, Any], asked: Range) -> Answer:
+    def _check(self, found: dict[str, Any], asked: Range, same: Same) -> int:
         where = f"{self.name}, byte {asked.first}"
         # The content encoding of an object in S3 is a remark of its owner: bytes come as stored.
         headers = {
@@ -51,9 +56,10 @@ class S3Service:
             "content-length": str(found["ContentLength"]),
             "etag": str(found.get("ETag") or ""),
         }
-        return check_reply(found["ResponseMetadata"]["HTTPStatusCode"], headers, asked, where)
+        status = found["ResponseMetadata"]["HTTPStatusCode"]
+        return check_reply(status, headers, asked, where, same)
 
-    def failure(self, error: Exception) -> Exception:
+    def failure(self, error: Exception, _asked: Range) -> Exception:
         """What an exception of s3fs or botocore means."""
         if isinstance(error, PermissionError):
             return self._status(403, reason(error))
@@ -80,15 +86,25 @@ class S3Service:
         return StorageError("io.read", f"reading failed: {said}", where=self.name)
 
 
-def _status_of(error: BaseException | None) -> int | None:
-    """The HTTP status behind an exception of s3fs."""
+def _response_of(error: BaseException | None) -> dict[str, Any]:
+    """The parsed reply behind an exception of s3fs, empty if there was none."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            return status if isinstance(status, int) else None
+            return response
         error = error.__cause__
-    return None
+    return {}
+
+
+def _status_of(error: BaseException) -> int | None:
+    status = _response_of(error).get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status if isinstance(status, int) else None
+
+
+def _is_empty(error: BaseException) -> bool:
+    """Whether the store says that an empty object has no first byte."""
+    said = _response_of(error).get("Error", {})
+    return said.get("Code") == "InvalidRange" and str(said.get("ActualObjectSize")) == "0"
 
 
 def _is_connection(error: Exception) -> bool:
@@ -102,9 +118,9 @@ def _is_connection(error: Exception) -> bool:
 class S3Reply:
     """A checked reply of aiobotocore."""
 
-    def __init__(self, body: Any, answer: Answer) -> None:
+    def __init__(self, body: Any, size_bytes: int) -> None:
         self._body = body
-        self.answer = answer
+        self.size_bytes = size_bytes
 
     async def read(self, most_bytes: int) -> bytes:
         """Some bytes of the body."""
@@ -112,4 +128,5 @@ class S3Reply:
 
     async def close(self, *, whole: bool) -> None:  # noqa: ARG002 - one way to end both
         """End the reply; an unread rest ends the connection."""
-        self._body.close()
+        if self._body is not None:
+            self._body.close()
