@@ -1,0 +1,48 @@
+"""Fetching single objects beside a long transfer: tables, quantisation sets, second tries."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from kvformat.errors import UsageError
+from kvformat.storage.base import Data, Piece, Source, Transfer
+
+Fetch = Callable[[Sequence[Piece]], list[Data]]
+
+
+class Beside:
+    """Fetches objects beside the runs of segments, from any thread, until it is closed."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._running: dict[int, Transfer] = {}
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    def fetch(self, pieces: Sequence[Piece]) -> list[Data]:
+        """Objects that lie near each other, with one request."""
+        with self._lock:
+            if self._closed:
+                raise UsageError("usage.argument", "the read was closed or cancelled")
+            transfer = self._source.transfer(pieces)
+            self._running[id(transfer)] = transfer
+        try:
+            return [transfer.take() for _ in pieces]
+        finally:
+            transfer.close()
+            with self._lock:
+                del self._running[id(transfer)]
+
+    def close(self) -> None:
+        """Stop what is being fetched; whoever waits for it gets ``usage.argument``."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running.values())
+        for transfer in running:
+            transfer.close()
