@@ -19,6 +19,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn, TypeVar
 
@@ -49,13 +50,22 @@ EXPECTATIONS: Final = (
 )
 OPTIONS: Final = {
     "info": (),
-    "inspect": (),
-    "verify": EXPECTATIONS,
-    "decode": ("--track", "--tokens", "--layers", "--heads", "--output", *EXPECTATIONS),
+    "inspect": ("--timeout",),
+    "verify": ("--timeout", *EXPECTATIONS),
+    "decode": (
+        "--track",
+        "--tokens",
+        "--layers",
+        "--heads",
+        "--output",
+        "--timeout",
+        *EXPECTATIONS,
+    ),
     "encode": ("--output",),
 }
 CODECS_VARIABLE: Final = "KVCONFORM_CODECS"
 INTERVAL: Final = re.compile(r"([0-9]{1,16}):([0-9]{1,16})")
+SECONDS: Final = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?")
 
 
 def parse(arguments: list[str]) -> tuple[str, str, dict[str, str]]:
@@ -84,6 +94,20 @@ def interval(options: Mapping[str, str], name: str) -> tuple[int, int] | None:
     if match is None:
         raise UsageError("usage.argument", f"{name} is no interval A:B", found=ascii(text[:80]))
     return int(match[1]), int(match[2])
+
+
+def waiting(options: Mapping[str, str], function: Callable[..., Any]) -> dict[str, Any]:
+    """``--timeout`` as an argument of ``function``, where it takes one; always checked."""
+    text = options.get("--timeout")
+    if text is None:
+        return {}
+    if SECONDS.fullmatch(text) is None or float(text) <= 0:
+        found = ascii(text[:80])
+        raise UsageError("usage.argument", "--timeout is no number of seconds", found=found)
+    if "transport" not in signature(function).parameters:
+        return {}
+    seconds = float(text)
+    return {"transport": kvformat.Transport(connect_timeout_s=seconds, stall_timeout_s=seconds)}
 
 
 def expectation(options: Mapping[str, str]) -> kvformat.Expectation | None:
@@ -134,6 +158,7 @@ def info() -> dict[str, Any]:
         "features": [],
         "levels": ["core", "uncommon", "faulty", "hostile", "future", "gold"],
         "batch": True,
+        "http": True,
         "encode": [
             f"{quality}/{codec}"
             for quality in (*RELATIVE_STEPS, "exact")
@@ -143,9 +168,9 @@ def info() -> dict[str, Any]:
     }
 
 
-def inspect(url: str) -> dict[str, Any]:
+def inspect(url: str, options: Mapping[str, str]) -> dict[str, Any]:
     """The manifest."""
-    with kvformat.open(url) as artifact:
+    with kvformat.open(url, **waiting(options, kvformat.open)) as artifact:
         return {
             "manifest": artifact.manifest.to_json(),
             "manifest_digest": artifact.manifest_digest,
@@ -156,8 +181,14 @@ def verify(url: str, options: Mapping[str, str], *, batch: bool) -> dict[str, An
     """Check everything, then tell the integer digests, which the check has recomputed."""
     expect = expectation(options)
     in_child = not batch and CODECS_VARIABLE not in os.environ
-    report = kvformat.verify(url, expect=expect, in_child=in_child, workers=1 if batch else None)
-    with kvformat.open(url) as artifact:
+    report = kvformat.verify(
+        url,
+        expect=expect,
+        in_child=in_child,
+        workers=1 if batch else None,
+        **waiting(options, kvformat.verify),
+    )
+    with kvformat.open(url, **waiting(options, kvformat.open)) as artifact:
         integers = {
             track.name: [
                 bytes(item).hex()
@@ -173,7 +204,8 @@ def decode(url: str, options: Mapping[str, str], *, batch: bool) -> dict[str, An
     for name in ("--track", "--output"):
         if name not in options:
             raise UsageError("usage.argument", f"decode needs {name}")
-    with kvformat.open(url, expect=expectation(options)) as artifact:
+    limits = waiting(options, kvformat.open)
+    with kvformat.open(url, expect=expectation(options), **limits) as artifact:
         restored = artifact.read(
             track=options["--track"],
             tokens=interval(options, "--tokens"),
@@ -282,7 +314,7 @@ def act(arguments: list[str], *, batch: bool) -> dict[str, Any]:
     if name == "info":
         return info()
     if name == "inspect":
-        return inspect(url)
+        return inspect(url, options)
     if name == "verify":
         return verify(url, options, batch=batch)
     if name == "encode":

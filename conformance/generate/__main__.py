@@ -19,7 +19,9 @@ from conformance.generate import (
     lacking,
     manifest_faults,
     payload_faults,
+    slices,
     texts,
+    transport,
     uncommon,
     whole_files,
 )
@@ -41,6 +43,8 @@ MODULES = (
     encoding_faults,
     content,
     lacking,
+    slices,
+    transport,
 )
 
 

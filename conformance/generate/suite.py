@@ -8,6 +8,7 @@ run in this process with the reference reader, and its verdict and code must be 
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import sys
@@ -30,7 +31,8 @@ NUMBERS = HERE / "numbers.json"
 STREAMS = HERE / "streams"
 SPEC = CONFORMANCE.parent / "spec"
 MOST_INPUT_BYTES = 65_536
-MOST_BYTES = 6 * 2**20
+MOST_INFLATED_BYTES = 2**20
+MOST_BYTES = 7 * 2**20
 HOSTILE = {"seconds": 20, "memory_mib": 600}
 
 
@@ -43,7 +45,10 @@ class Frozen:
 
 @dataclass(frozen=True)
 class Shared:
-    """An input that several cases use; ``name`` is a file of ``cases/shared``."""
+    """An input that several cases use; ``name`` is a file of ``cases/shared``.
+
+    ``data`` is what the file holds, inflated if the name ends in ``.gz``.
+    """
 
     name: str
     data: bytes
@@ -64,6 +69,10 @@ class Operation:
     encoded: dict[str, Any] | None = None
     without: str = ""
     """A codec that the reference does without in this operation."""
+    http: str = ""
+    """How the server behaves that the input is read from; ``reference`` is asked for the bytes."""
+    accept: tuple[str, ...] = ()
+    requests: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -175,7 +184,8 @@ class Suite:
             folder = f"cases/{case.level}/{name}"
             data = self._input(case, CONFORMANCE / folder / "input.kvf")
             if isinstance(case.input, Shared):
-                result[f"cases/shared/{case.input.name}"] = case.input.data
+                shared = SHARED / case.input.name
+                result[f"cases/shared/{shared.name}"] = stored(shared, case.input.data)
                 where = f"../../shared/{case.input.name}"
             elif data is None:
                 where = "absent.kvf"
@@ -185,7 +195,8 @@ class Suite:
             else:
                 where = "input.kvf"
                 result[f"{folder}/input.kvf"] = data
-            if data is not None and len(data) > MOST_INPUT_BYTES:
+            most = MOST_INFLATED_BYTES if where.endswith(".gz") else MOST_INPUT_BYTES
+            if data is not None and len(data) > most:
                 raise ValueError(f"{name}: {len(data):,} bytes")
             for extra, content in case.files.items():
                 result[f"{folder}/{extra}"] = content
@@ -197,7 +208,8 @@ class Suite:
                 "requirements": sorted(set(case.requirements), key=REQUIREMENTS.index),
                 "level": case.level,
                 "requires": [
-                    item if ":" in item else f"codec:{item}" for item in case.requires
+                    item if ":" in item or item == "http" else f"codec:{item}"
+                    for item in case.requires
                 ],
                 "input": where,
                 "operations": operations,
@@ -266,6 +278,12 @@ class Suite:
             result["cuts"] = [list(i) if isinstance(i, tuple) else i for i in operation.cuts]
         if case.ceiling:
             result["ceiling"] = case.ceiling
+        if operation.http:
+            result["http"] = {"behaviour": operation.http}
+        if operation.accept:
+            expect["accept"] = list(operation.accept)
+        if operation.requests:
+            expect["requests"] = operation.requests
         result["expect"] = expect
         yield result
 
@@ -345,6 +363,18 @@ def runs(data: bytes | None, operation: Operation) -> Iterable[tuple[str, bytes 
     for item in operation.cuts:
         for size in range(*item) if isinstance(item, tuple) else [item]:
             yield f"cut {size}", data[:size]
+
+
+def stored(path: Path, data: bytes) -> bytes:
+    """What ``path`` must hold: ``data``, compressed if its name says so.
+
+    A committed file that inflates to ``data`` stays: versions of zlib compress differently.
+    """
+    if path.suffix != ".gz":
+        return data
+    if path.is_file() and gzip.decompress(path.read_bytes()) == data:
+        return path.read_bytes()
+    return gzip.compress(data, 9, mtime=0)
 
 
 def render_json(value: dict[str, Any]) -> str:

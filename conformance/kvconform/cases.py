@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ from kvconform.protocol import LEVELS
 SECONDS: Final = 30
 MEMORY_MIB: Final = 1024
 SHARED: Final = "shared"
+LARGEST_INFLATED: Final = 2**20
 
 
 class CaseError(Exception):
@@ -65,6 +68,8 @@ class Operation:
     ceiling: Ceiling
     own_ceiling: bool
     existing: bool = False
+    http: str = ""
+    """The behaviour of the server that the input is read from; empty for a local path."""
 
     @property
     def changes_input(self) -> bool:
@@ -114,6 +119,22 @@ def schema(name: str) -> dict[str, Any]:
     return value
 
 
+def read_input(path: Path) -> bytes | None:
+    """The bytes of an input, inflated if its name ends in ``.gz``; None if there is no file."""
+    if not path.exists():
+        return None
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    try:
+        with gzip.open(path) as file:
+            data = file.read(LARGEST_INFLATED + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise CaseError(f"{path} is no gzip file: {error}") from error
+    if len(data) > LARGEST_INFLATED:
+        raise CaseError(f"{path} inflates to more than {LARGEST_INFLATED:,} bytes")
+    return data
+
+
 def case_files(root: Path) -> Iterator[Path]:
     """All ``case.json`` below ``root``, sorted."""
     if not root.is_dir():
@@ -155,6 +176,7 @@ def _operation(value: dict[str, Any]) -> Operation:
         Ceiling(**value.get("ceiling", {})),
         "ceiling" in value,
         value.get("existing", False),
+        value.get("http", {}).get("behaviour", ""),
     )
 
 

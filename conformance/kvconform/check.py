@@ -9,12 +9,15 @@ from typing import Any, Final
 
 from jsonschema import Draft202012Validator
 
-from kvconform.cases import Case, Operation, case_files, parse, schema
+from kvconform.behaviours import BEHAVIOURS
+from kvconform.cases import Case, CaseError, Operation, case_files, parse, read_input, schema
 from kvconform.protocol import CODES, LEVELS
 
 LARGEST_INPUT: Final = 65_536
+"""Of a file as it is in the folder; see ``cases.LARGEST_INFLATED`` for one that is compressed."""
 _FILE_OPTIONS: Final = ("--expect-token-ids", "--expect-content", "--salt-file")
 _OPTIONS: Final = (*_FILE_OPTIONS, "--expect-model", "--track", "--tokens", "--layers", "--heads")
+_HTTP_OPTIONS: Final = ("--timeout",)
 _RESULTS: Final = {
     "inspect": {"manifest_digest"},
     "verify": {"manifest_digest", "integers"},
@@ -71,7 +74,14 @@ def _check_case(value: dict[str, Any], folder: Path) -> Iterator[str]:
     for path in sorted(folder.iterdir()):
         if path.name not in known:
             yield f"the file {path.name} is not listed"
-    size = case.input.stat().st_size if case.input.is_file() else None
+    try:
+        data = read_input(case.input)
+    except CaseError as error:
+        yield str(error)
+        return
+    size = None if data is None else len(data)
+    if ("http" in case.requires) != any(item.http for item in case.operations):
+        yield "http must be in requires exactly if an operation reads over HTTP"
     if any(item.call == "encode" for item in case.operations):
         yield from _check_encode(case)
     for index, operation in enumerate(case.operations):
@@ -91,6 +101,8 @@ def _check_operation(case: Case, operation: Operation, size: int | None) -> Iter
         unknown = set(expect.get("codes", ())) - set(CODES[verdict])
         if unknown:
             yield f"no codes of the verdict {verdict}: {', '.join(sorted(unknown))}"
+    yield from _check_http(operation)
+    extra -= {"accept", "requests"} if operation.http else set()
     if extra:
         yield f"does not fit {operation.call} with verdict {verdict}: {', '.join(sorted(extra))}"
     yield from _check_arguments(case, operation)
@@ -122,13 +134,26 @@ def _check_encode(case: Case) -> Iterator[str]:
         yield f"files are {sorted(case.files)}, {case.input.name} names {sorted(map(str, named))}"
 
 
+def _check_http(operation: Operation) -> Iterator[str]:
+    if not operation.http:
+        return
+    if operation.http not in BEHAVIOURS:
+        yield f"no behaviour of the server: {operation.http}"
+    if operation.call == "encode":
+        yield "encode does not read over HTTP"
+    every = {code for codes in CODES.values() for code in codes}
+    unknown = set(operation.expect.get("accept", ())) - every
+    if unknown:
+        yield f"no codes: {', '.join(sorted(unknown))}"
+
+
 def _check_arguments(case: Case, operation: Operation) -> Iterator[str]:
     if operation.expect["verdict"] == "usage":
         return  # wrong arguments may be what the case is about
     if operation.call == "decode" and "--track" not in operation.arguments:
         yield "decode without --track"
     for option, value in zip(operation.arguments[::2], operation.arguments[1::2], strict=False):
-        if option not in _OPTIONS:
+        if option not in (*_OPTIONS, *(_HTTP_OPTIONS if operation.http else ())):
             yield f"no option of the protocol: {option}"
         if option in _FILE_OPTIONS and value not in case.files:
             yield f"{option} names {value}, which is not in files"

@@ -58,6 +58,7 @@ def write(all_results: list[Results], path: Path) -> None:
 def page(all_results: list[Results]) -> str:
     """The page as text."""
     names = _names(all_results)
+    advice = _advice(names, all_results)
     title = "kvformat conformance: " + (names[0] if len(names) == 1 else f"{len(names)} readers")
     parts = [
         f"<h1>{escape(title)}</h1>",
@@ -69,6 +70,7 @@ def page(all_results: list[Results]) -> str:
         _requirements(names, all_results),
         "<h2>Failures</h2>",
         _failures(names, all_results),
+        *(["<h2>Advice</h2>", advice] if advice else []),
         "<h2>Known failures and skipped cases</h2>",
         _left_out(names, all_results),
     ]
@@ -182,11 +184,28 @@ def _failure(name: str, case: CaseResult) -> str:
         said = f"<dt>it says</dt><dd><code>{escape(item.detail)}</code></dd>" if item.detail else ""
         items.append(
             f"<dl><dt>call</dt><dd>{escape(what)}</dd><dt>expected</dt><dd>{escape(item.expected)}"
-            f"</dd><dt>found</dt><dd>{escape(item.found)}</dd>{said}</dl>"
+            f"</dd><dt>found</dt><dd>{escape(item.found)}</dd>{said}{_requests(item.requests)}</dl>"
         )
     more = case.problem_count - len(case.problems)
     ending = f'<p class="soft">and {more:,} more</p>' if more > 0 else ""
     return f"<details open>{head}{''.join(items)}{ending}</details>"
+
+
+def _requests(lines: list[str]) -> str:
+    """The log of a call over HTTP."""
+    if not lines:
+        return ""
+    return f"<dt>requests</dt><dd><code>{escape(chr(10).join(lines))}</code></dd>"
+
+
+def _advice(names: list[str], all_results: list[Results]) -> str:
+    rows = [
+        f"<tr><td><code>{case.id}</code></td><td>{escape(name)}</td><td>{escape(text)}</td></tr>"
+        for name, item in zip(names, all_results, strict=True)
+        for case in item.cases
+        for text in case.advice
+    ]
+    return _table(("case", "implementation", "advice"), rows) if rows else ""
 
 
 def _left_out(names: list[str], all_results: list[Results]) -> str:

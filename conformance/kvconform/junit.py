@@ -60,6 +60,7 @@ def _text(case: CaseResult, number: int) -> str:
         f"expected {item.expected}",
         f"found {item.found}",
         item.detail,
+        *(f"request {line}" for line in item.requests),
     ]
     return "\n".join(line for line in lines if line)
 

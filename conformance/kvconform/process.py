@@ -208,7 +208,8 @@ class BatchProcess:
         if self._reported:
             self._release()
             return ""
-        early = self._process.poll() is not None
+        # The end of its output may show before the end of the process does.
+        early = self._process.poll() is not None or not self._lines.empty()
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         code: int | None = None
@@ -217,10 +218,10 @@ class BatchProcess:
         self._release()
         if self._lines.get() != b"":
             return "batch printed a line that no call asked for"
-        if early:
-            return f"batch ended with exit code {code} before its input did"
         if code is None:
             return "batch did not end when its input did"
+        if early:
+            return f"batch ended with exit code {code} before its input did"
         return f"batch ended with exit code {code}, expected 0" if code else ""
 
     def _release(self) -> None:

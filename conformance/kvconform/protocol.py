@@ -227,6 +227,8 @@ def check_info(answer: dict[str, Any]) -> list[str]:
         wrong.append(f"levels must name some of {', '.join(LEVELS)}")
     if not _is_list_of_text(answer.get("encode", [])):
         wrong.append("encode is no list of track names")
+    if not isinstance(answer.get("http", False), bool):
+        wrong.append("http is neither true nor false")
     return wrong
 
 

@@ -22,7 +22,10 @@ MOST_PROBLEMS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A problem and where it was seen; ``variant`` is empty for the input as it is."""
+    """A problem and where it was seen; ``variant`` is empty for the input as it is.
+
+    ``requests`` is the log of a call that read over HTTP.
+    """
 
     operation: int
     call: str
@@ -31,11 +34,15 @@ class Found:
     expected: str
     found: str
     detail: str = ""
+    requests: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class CaseResult:
-    """What became of one case. ``runs`` counts calls, ``of`` those that the case describes."""
+    """What became of one case. ``runs`` counts calls, ``of`` those that the case describes.
+
+    ``advice`` is what the specification advises and calls that passed did not do.
+    """
 
     id: str
     level: str
@@ -48,6 +55,7 @@ class CaseResult:
     of: int = 0
     problem_count: int = 0
     problems: list[Found] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

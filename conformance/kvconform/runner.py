@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +18,21 @@ from typing import Any, Final
 
 from kvconform import judge as judging
 from kvconform import needs, protocol, writing
-from kvconform.cases import Case, CaseError, Ceiling, Operation, Variant, evenly, suite_digest
+from kvconform.cases import (
+    Case,
+    CaseError,
+    Ceiling,
+    Operation,
+    Variant,
+    evenly,
+    read_input,
+    suite_digest,
+)
 from kvconform.judge import Output, Problem, judge
 from kvconform.process import BatchProcess, Ended, call
 from kvconform.results import MOST_PROBLEMS, CaseResult, Found, Results
+from kvconform.server import Resource, Server
+from kvconform.traffic import Traffic, advice, with_requests
 
 MOST_VARIANTS: Final = 64
 CHUNK: Final = 128
@@ -92,14 +103,19 @@ class Worker:
         self._options = options
         self._batch = batch
         self._process: BatchProcess | None = None
+        self._server: Server | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="kvconform-"))
         self._count = 0
         self.notes: list[str] = []
+        self.advice: list[str] = []
 
     def run(
         self, case: Case, operation: Operation, source: bytes | None, variant: Variant
     ) -> tuple[Ended, Problem | None]:
-        """One call on one input, judged. The input has a new, neutral name each time."""
+        """One call on one input, judged. The input has a new, neutral name each time.
+
+        ``advice`` then says what of the specification's SHOULDs the call did not do.
+        """
         self._count += 1
         if operation.call == "encode":
             return self._encode(case, operation)
@@ -110,17 +126,45 @@ class Worker:
             path.write_bytes(data)
         target.mkdir()
         output = Output(target / "part.bin", data)
-        arguments = [operation.call, str(path), *case.arguments(operation)]
+        arguments = case.arguments(operation)
         if operation.call == "decode":
             arguments += ["--output", str(output.file)]
+        batch = self._batch and (operation.changes_input or not operation.own_ceiling)
         try:
-            alone = not self._batch or (operation.own_ceiling and not operation.changes_input)
-            ended = self._call(arguments, operation.ceiling, batch=not alone)
-            return ended, judge(operation, ended, output, batch=not alone)
+            with self._resource(operation, data, path) as resource:
+                url = resource.url if resource else str(path)
+                call = [operation.call, url, *arguments]
+                ended = self._call(call, operation.ceiling, batch=batch)
+            problem = judge(operation, ended, output, batch=batch)
+            return ended, self._with_requests(operation, resource, problem)
         finally:
             with contextlib.suppress(OSError):
                 path.unlink()
             shutil.rmtree(target, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _resource(self, operation: Operation, data: bytes, path: Path) -> Iterator[Resource | None]:
+        """The input behind a URL of its own, if the operation wants it there."""
+        if not operation.http:
+            yield None
+            return
+        if self._server is None:
+            self._server = Server()
+        with self._server.serve(data, operation.http, path) as resource:
+            yield resource
+
+    def _with_requests(
+        self, operation: Operation, resource: Resource | None, problem: Problem | None
+    ) -> Problem | None:
+        """The problem of an answer, or that of the requests behind it."""
+        self.advice = []
+        if resource is None:
+            return problem
+        traffic = Traffic(resource.log, resource.data, operation.expect.get("requests", {}))
+        problem = with_requests(problem, traffic)
+        if problem is None:
+            self.advice = advice(traffic)
+        return problem
 
     def ask(self, arguments: list[str], ceiling: Ceiling) -> Ended:
         """One call that is not an operation of a case."""
@@ -161,8 +205,10 @@ class Worker:
             self.notes.append(wrong)
 
     def close(self) -> None:
-        """End the batch process and remove the folder."""
+        """End the batch process and the server, and remove the folder."""
         self._end_batch()
+        if self._server is not None:
+            self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -293,6 +339,7 @@ class Run:
             ended, problem = worker.run(case, operation, source, variant)
             with self._lock:
                 self._record(task, operation, variant, ended, problem)
+                self._advise(task, operation, worker.advice)
         with self._lock:
             self._open[task.case] -= 1
 
@@ -300,7 +347,7 @@ class Run:
         """The bytes of an input, None if the case wants a path without a file."""
         with self._lock:
             if path not in self._sources:
-                self._sources[path] = path.read_bytes() if path.exists() else None
+                self._sources[path] = read_input(path)
             return self._sources[path]
 
     def _record(
@@ -328,12 +375,19 @@ class Run:
                     problem.expected,
                     problem.found,
                     problem.detail,
+                    list(problem.requests),
                 )
                 result.problems.append(found)
             if self._options.fail_fast and result.id not in self._options.xfails:
                 self._stop.set()
         if self._progress is not None:
             self._progress(self._done, self._total)
+
+    def _advise(self, task: Task, operation: Operation, found: list[str]) -> None:
+        """Keep what a call should have done, for people: it fails nothing."""
+        kept = self._results[task.case].advice
+        for text in found[: MOST_PROBLEMS - len(kept)]:
+            kept.append(f"operation {task.operation}, {operation.call}: {text}")
 
     def _finish(self, result: CaseResult, *, complete: bool) -> None:
         """Expected failures, and what --fail-fast left undone."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.markup import escape
 
-from kvconform.cases import Case
+from kvconform.cases import Case, read_input
 from kvconform.runner import Options, WiringError, Worker, ask_info
 
 
@@ -32,7 +32,7 @@ def smoke(console: Console, command: list[str], cases: list[Case]) -> bool:
 
 def _try(console: Console, command: list[str], case: Case, *, batch: bool) -> bool:
     worker = Worker(command, Options(), batch=batch)
-    source = case.input.read_bytes()
+    source = read_input(case.input)
     good = True
     try:
         for operation in case.operations:

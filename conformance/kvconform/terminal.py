@@ -18,6 +18,7 @@ COLOURS = {
     "xpassed": "red",
 }
 MOST_SHOWN = 3
+MOST_REQUESTS = 6
 
 
 def show_results(console: Console, results: Results) -> None:
@@ -35,6 +36,7 @@ def show_results(console: Console, results: Results) -> None:
     for case in results.cases:
         if case.status in BAD:
             _show_case(console, case)
+    _show_advice(console, results)
     for note in results.notes:
         console.print(f"[red]note[/red] {escape(note)}")
     runs = sum(case.runs for case in results.cases)
@@ -77,9 +79,18 @@ def _show_case(console: Console, case: CaseResult) -> None:
         if item.detail:
             last = item.detail.strip().splitlines()[-1]
             console.print(f"    it says   {escape(last[:300])}", overflow="fold")
+        for line in item.requests[:MOST_REQUESTS]:
+            console.print(f"    request   {escape(line)}", soft_wrap=True, highlight=False)
     more = case.problem_count - min(MOST_SHOWN, len(case.problems))
     if more > 0:
         console.print(f"  and {more:,} more")
+
+
+def _show_advice(console: Console, results: Results) -> None:
+    """What the specification advises; it fails nothing."""
+    for case in results.cases:
+        for text in case.advice:
+            console.print(f"[yellow]advice[/] {case.id}: {escape(text)}", soft_wrap=True)
 
 
 def show_cases(console: Console, cases: list[Case]) -> None:
@@ -102,8 +113,10 @@ def show_case(console: Console, case: Case) -> None:
     for index, operation in enumerate(case.operations):
         expect = operation.expect
         wanted = expect["verdict"] + "".join(f" {code}" for code in expect.get("codes", ()))
+        wanted += "".join(f" or {code}" for code in expect.get("accept", ()))
         arguments = " ".join((operation.call, "URL", *case.arguments(operation)))
-        console.print(f"call {index}  {escape(arguments)}", soft_wrap=True)
+        server = f", server {operation.http}" if operation.http else ""
+        console.print(f"call {index}  {escape(arguments)}{server}", soft_wrap=True)
         kinds = len(operation.variants)
         if operation.changes_input:
             first, last = operation.variants[0], operation.variants[-1]

@@ -84,7 +84,10 @@ def with_requests(problem: Problem | None, traffic: Traffic) -> Problem | None:
 def advice(traffic: Traffic) -> list[str]:
     """What the specification advises and the reader did not do."""
     wanted = traffic.wanted.get("should", {})
-    return [f"{found}, advised are {expected}" for expected, found in _limits(traffic, wanted)]
+    return [
+        f"{found:,} {what}, the specification advises {most:,}"
+        for found, most, what in _limits(traffic, wanted)
+    ]
 
 
 def lines(log: Sequence[Request]) -> list[str]:
@@ -176,24 +179,22 @@ def _front_once(traffic: Traffic) -> Broken | None:
     return None
 
 
-def _limits(traffic: Traffic, wanted: dict[str, Any]) -> Iterator[Broken]:
-    """The limits ``most`` and ``bytes_most``; redirections are not counted."""
+def _limits(traffic: Traffic, wanted: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
+    """Limits of ``wanted`` that are passed: what was found, the limit, and of what."""
     answered = [item for item in traffic.log if not 300 <= item.status < 400]
-    if len(answered) > wanted.get("most", len(answered)):
-        yield f"at most {wanted['most']} requests", f"{len(answered)} requests"
-    if "bytes_most" in wanted:
-        sizes = [
-            min(last + 1, len(traffic.data)) - first
-            for first, last in map(interval, answered[1:])
-            if first < len(traffic.data)
-        ]
-        if sum(sizes) > wanted["bytes_most"]:
-            expected = f"at most {wanted['bytes_most']:,} bytes behind the first request"
-            yield expected, f"{sum(sizes):,} bytes asked for"
+    size = len(traffic.data)
+    asked = (min(last + 1, size) - first for first, last in map(interval, answered[1:]))
+    found = {"most": len(answered), "bytes_most": sum(max(0, count) for count in asked)}
+    units = {"most": "requests", "bytes_most": "bytes behind the first request"}
+    for name, count in found.items():
+        if count > wanted.get(name, count):
+            yield count, wanted[name], units[name]
 
 
 def _limited(traffic: Traffic) -> Broken | None:
-    return next(_limits(traffic, traffic.wanted), None)
+    for found, most, what in _limits(traffic, traffic.wanted):
+        return f"at most {most:,} {what}", f"{found:,}"
+    return None
 
 
 RULES: Final[tuple[Callable[[Traffic], Broken | None], ...]] = (
