@@ -19,7 +19,6 @@ from conformance.generate import (
     lacking,
     manifest_faults,
     payload_faults,
-    slices,
     texts,
     transport,
     uncommon,
@@ -43,7 +42,6 @@ MODULES = (
     encoding_faults,
     content,
     lacking,
-    slices,
     transport,
 )
 
