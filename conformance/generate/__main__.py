@@ -19,6 +19,7 @@ from conformance.generate import (
     lacking,
     manifest_faults,
     payload_faults,
+    slices,
     texts,
     transport,
     uncommon,
@@ -42,6 +43,7 @@ MODULES = (
     encoding_faults,
     content,
     lacking,
+    slices,
     transport,
 )
 

@@ -297,6 +297,20 @@ HEVC: Final = (
             "a zero behind a unit passes",
             "hev-0110*",
         ),
+        (
+            "hevc-one-unit-fewer",
+            "3 + frames * (SLICES_PER_PICTURE + 1)",
+            "2 + frames * (SLICES_PER_PICTURE + 1)",
+            "a stream with as many units as HEV-15 allows is refused",
+            "hev-*-units-at-the-limit",
+        ),
+        (
+            "hevc-one-unit-more",
+            "3 + frames * (SLICES_PER_PICTURE + 1)",
+            "4 + frames * (SLICES_PER_PICTURE + 1)",
+            "one unit more than HEV-15 allows passes",
+            "hev-*-units-above-the-limit",
+        ),
     ),
 )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from conformance.mutants import payloads, survivors, texts, values
+from conformance.mutants import payloads, survivors, texts, values, writers
 from conformance.mutants.mutant import Mutant
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
     *texts.MUTANTS,
     *values.MUTANTS,
     *payloads.MUTANTS,
+    *writers.MUTANTS,
     *survivors.MUTANTS,
 )
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}
