@@ -12,6 +12,7 @@ import fsspec
 import ml_dtypes
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import kvformat
 from kvformat import UsageError
@@ -85,12 +86,11 @@ def test_a_writer_publishes_nothing_that_its_reader_refuses(tmp_path: Path) -> N
 def test_an_interrupted_upload_leaves_the_remote_name_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(source: Any, target: Any, _: int = 0) -> None:
-        target.write(source.read(100))
+    def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("kvformat.storage.shutil.copyfileobj", interrupted)
+        patch.setattr(MemoryFileSystem, "pipe_file", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kvformat.write("memory://up.kvf", noise(2, 1, 9, 1, 8), identity=UNBOUND, tracks="zstd")
     assert not fsspec.filesystem("memory").exists("/up.kvf")

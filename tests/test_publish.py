@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -141,10 +142,32 @@ def stored(url: str) -> bytes:
 def test_memory_creates_refuses_and_overwrites(memory_url: str) -> None:
     publish(memory_url, put(DATA))
     assert stored(memory_url) == DATA
-    assert code(lambda: publish(memory_url, put(DATA[1:]))) == "io.exists"
+    assert code(lambda: publish(memory_url, lambda _: pytest.fail("written"))) == "io.exists"
     assert stored(memory_url) == DATA
     publish(memory_url, put(DATA[2:]), overwrite=True)
     assert stored(memory_url) == DATA[2:]
+
+
+@covers("PUB-3", "PUB-5")
+def test_of_many_writers_to_memory_at_once_one_wins(memory_url: str) -> None:
+    """All have looked before the first of them is through."""
+    everyone = threading.Barrier(4)
+
+    def attempt(number: int) -> str:
+        def write(file: IO[bytes]) -> None:
+            everyone.wait(60)
+            file.write(bytes([number]) * 100_000)
+
+        try:
+            publish(memory_url, write)
+        except StorageError as error:
+            return error.code
+        return "ok"
+
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(attempt, range(4)))
+    assert sorted(outcomes) == ["io.exists"] * 3 + ["ok"]
+    assert stored(memory_url) == bytes([outcomes.index("ok")]) * 100_000
 
 
 def test_a_failing_spool_is_a_storage_error(memory_url: str) -> None:

@@ -208,6 +208,12 @@ def test_an_existing_object_is_refused_before_anything_is_sent(
     with target.store.record() as log:
         assert error_code(target, content(size_bytes)) == "io.exists"
     assert operations(log) == ["HeadObject"]
+    with pytest.raises(StorageError):
+        publish(
+            target.url,
+            lambda _: pytest.fail("written"),
+            storage_options=target.store.storage_options,
+        )
     assert target.bytes() == b"before"
 
 

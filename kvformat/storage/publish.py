@@ -79,9 +79,11 @@ def publish(
     if path is not None:
         _publish_local(path, write, overwrite=overwrite)
         return
-    from kvformat.storage.publish_remote import open_target, upload
+    from kvformat.storage.publish_remote import look, open_target, upload
 
     fs, remote = open_target(text, storage_options)
+    if not overwrite:
+        look(fs, text, remote)
     with spool() as file:
         with storage_errors("temporary file", "io.write", "writing"):
             write(file)

@@ -24,7 +24,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from kvformat.errors import StorageError, UsageError
 from kvformat.storage.base import COPY_BYTES, storage_errors
-from kvformat.storage.publish_s3 import publish_s3
+from kvformat.storage.publish_s3 import publish_s3, refuse_existing
 
 RENAMING: Final = frozenset(
     ("arrow_hdfs", "dbfs", "ftp", "hdfs", "sftp", "smb", "ssh", "webdav", "webhdfs")
@@ -77,6 +77,15 @@ def open_target(url: str, storage_options: Mapping[str, Any] | None) -> tuple[An
         ) from error
 
 
+def look(fs: Any, url: str, remote: str) -> None:
+    """Refuse a target that exists, before the work is done; ``upload`` has the last word."""
+    with upload_errors(url):
+        if _is_s3(fs):
+            refuse_existing(fs, url, remote)
+        elif fs.exists(remote):
+            raise FileExistsError(url)
+
+
 def upload(fs: Any, url: str, remote: str, file: IO[bytes], *, overwrite: bool) -> None:
     """Make all of ``file`` visible as ``remote`` in one step, or not at all."""
     size_bytes = file.seek(0, 2)
@@ -89,8 +98,6 @@ def upload(fs: Any, url: str, remote: str, file: IO[bytes], *, overwrite: bool) 
             with _memory:
                 fs.pipe_file(remote, file.read(), mode="overwrite" if overwrite else "create")
             return
-        if not overwrite and fs.exists(remote):
-            raise FileExistsError(url)
         if RENAMING.intersection(_protocols(fs)):
             _by_rename(fs, url, remote, file, size_bytes, overwrite=overwrite)
         else:

@@ -46,6 +46,19 @@ class _ConflictError(OSError):
 
 def publish_s3(fs: Any, url: str, remote: str, file: IO[bytes], *, overwrite: bool) -> None:
     """Make all of ``file`` visible at ``remote``; raises what s3fs raises, and StorageError."""
+    bucket, key = _address(fs, url, remote)
+    size_bytes = file.seek(0, 2)
+    run(fs.loop, _Upload(fs, bucket, key, file, size_bytes, overwrite).publish())
+    fs.invalidate_cache(remote)
+
+
+def refuse_existing(fs: Any, url: str, remote: str) -> None:
+    """Raise ``FileExistsError`` if there is such an object, as far as the caller may see it."""
+    bucket, key = _address(fs, url, remote)
+    run(fs.loop, _Object(fs, bucket, key).refuse_existing())
+
+
+def _address(fs: Any, url: str, remote: str) -> tuple[str, str]:
     bucket, key, version = fs.split_path(remote)
     if not key or version is not None:
         raise UsageError(
@@ -54,9 +67,7 @@ def publish_s3(fs: Any, url: str, remote: str, file: IO[bytes], *, overwrite: bo
             where=url,
             expected="s3://bucket/key",
         )
-    size_bytes = file.seek(0, 2)
-    run(fs.loop, _Upload(fs, bucket, key, file, size_bytes, overwrite).publish())
-    fs.invalidate_cache(remote)
+    return bucket, key
 
 
 def run(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:
@@ -96,24 +107,44 @@ def part_size(size_bytes: int) -> int:
 
 
 @dataclass
-class _Upload:
+class _Object:
+    """One object, and the requests about it."""
+
+    fs: Any
+    bucket: str
+    key: str
+
+    async def _call(self, operation: str, **arguments: Any) -> Any:
+        return await self.fs._call_s3(operation, Bucket=self.bucket, Key=self.key, **arguments)
+
+    async def _head(self) -> Any:
+        """What the store says of the object, None if there is none or we may not look."""
+        try:
+            return await self._call("head_object")
+        except (FileNotFoundError, PermissionError):
+            return None  # S3 answers 403 for an absent key to those who may not list the bucket
+
+    async def refuse_existing(self) -> None:
+        """Raise ``FileExistsError`` if it is there."""
+        if await self._head() is not None:
+            raise FileExistsError(self.key)
+
+
+@dataclass
+class _Upload(_Object):
     """One publication of ``file`` as ``key``.
 
     ``token`` is stored with the object: a request that was repeated because its reply got lost
     meets its own object, and has to be told from one that meets another writer's.
     """
 
-    fs: Any
-    bucket: str
-    key: str
     file: IO[bytes]
     size_bytes: int
     overwrite: bool
     token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     async def publish(self) -> None:
-        """All of it."""
-        await self._refuse_existing()
+        """All of it; that there is no such object was looked up before, see ``refuse_existing``."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_ConflictError),
             stop=stop_after_attempt(CONFLICT_TRIES),
@@ -122,9 +153,6 @@ class _Upload:
         )
         etag: Any = await retrying(self._put if self.size_bytes <= PUT_BYTES else self._multipart)
         await self._check(etag)
-
-    async def _call(self, operation: str, **arguments: Any) -> Any:
-        return await self.fs._call_s3(operation, Bucket=self.bucket, Key=self.key, **arguments)
 
     def _metadata(self) -> dict[str, str]:
         return {**self.fs.s3_additional_kwargs.get("Metadata", {}), TOKEN_NAME: self.token}
@@ -204,19 +232,8 @@ class _Upload:
             "or be replaced.",
             self.bucket,
         )
-        await self._refuse_existing()
+        await self.refuse_existing()
         return (await self._call(operation, **arguments)).get("ETag")
-
-    async def _head(self) -> Any:
-        """What the store says of the object, None if there is none or we may not look."""
-        try:
-            return await self._call("head_object")
-        except (FileNotFoundError, PermissionError):
-            return None  # S3 answers 403 for an absent key to those who may not list the bucket
-
-    async def _refuse_existing(self) -> None:
-        if not self.overwrite and await self._head() is not None:
-            raise FileExistsError(self.key)
 
     async def _check(self, etag: Any) -> None:
         """Compare the size, if the object is still the one that was written here."""
