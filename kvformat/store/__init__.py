@@ -1,0 +1,55 @@
+"""A store of KV caches for serving engines: artifacts in a directory or object-store prefix.
+
+::
+
+    import kvformat.store
+
+    store = kvformat.store.open("/var/cache/kv", kvformat.store.StoreOptions(limit_bytes=2**40))
+    view = store.view(identity, salt=tenant_secret)          # one model, one tenant, one part
+
+    with view.lookup(token_ids) as hit:                      # longest stored prefix; holds it
+        report = view.load_into(hit, kv)                     # [2, L, T, H, D], T >= hit.tokens
+    # positions [0, report.tokens) are restored and verified; compute the rest
+    view.put(kv, token_ids, lineage=report.lineage)          # copies, returns; encoded elsewhere
+
+No method of a view raises because of the storage or of what it holds: every fault is a miss with
+a reason, counted and logged. Wrong arguments do raise ``UsageError``.
+
+Names are in ``names``, how prefixes are found in ``lookup``, what is guaranteed where in
+``backend``. ``docs`` of the fields of all answers are in ``results``.
+"""
+
+from __future__ import annotations
+
+from kvformat.store.names import Namespace, ObjectName, part_name
+from kvformat.store.options import StoreOptions
+from kvformat.store.results import (
+    ExtentFault,
+    ExtentRef,
+    Hit,
+    LoadReport,
+    Miss,
+    Receipt,
+    Refusal,
+)
+from kvformat.store.store import Store
+from kvformat.store.store import open_store as open  # noqa: A004 - as kvformat.open
+from kvformat.store.view import HeldHit, View
+
+__all__ = [
+    "ExtentFault",
+    "ExtentRef",
+    "HeldHit",
+    "Hit",
+    "LoadReport",
+    "Miss",
+    "Namespace",
+    "ObjectName",
+    "Receipt",
+    "Refusal",
+    "Store",
+    "StoreOptions",
+    "View",
+    "open",
+    "part_name",
+]
