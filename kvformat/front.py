@@ -94,21 +94,20 @@ def _check_padding(prefix: bytes, header: Header, data_start: int) -> None:
 
 
 def read_tables(front: Front, names: Sequence[str], fetch: Fetch) -> list[bytes]:
-    """The bytes of tables, from the prefix where it has them; near ones with one request."""
+    """The bytes of tables: what the prefix has comes from there, near rests with one request."""
+    have = len(front.prefix)
+    spans = [front.spans[name] for name in names]
+    rests = {
+        name: Piece(max(span.offset, have), span.stop - max(span.offset, have))
+        for name, span in zip(names, spans, strict=True)
+        if span.size_bytes and span.stop > have
+    }
     found: dict[str, bytes] = {}
-    missing: list[TableSpan] = []
-    for name in names:
-        span = front.spans[name]
-        if not span.size_bytes or span.stop <= len(front.prefix):
-            found[name] = front.prefix[span.offset : span.stop]
-        else:
-            missing.append(span)
-    for extent in plan_extents([Piece(item.offset, item.size_bytes) for item in missing]):
-        for piece, data in zip(extent, fetch(extent), strict=True):
-            same = (piece.offset, piece.size_bytes)
-            found.update((n, bytes(data)) for n in names if _place(front.spans[n]) == same)
-    return [found[name] for name in names]
-
-
-def _place(span: TableSpan) -> tuple[int, int]:
-    return span.offset, span.size_bytes
+    waiting = list(rests)
+    for extent in plan_extents(list(rests.values())):
+        for data in fetch(extent):
+            found[waiting.pop(0)] = bytes(data)
+    return [
+        front.prefix[span.offset : span.stop] + found.get(name, b"")
+        for name, span in zip(names, spans, strict=True)
+    ]
