@@ -16,7 +16,7 @@ from kvformat.errors import InvalidError, KvformatError, UsageError
 from kvformat.fetching import Fetcher, Window, Wish
 from kvformat.pipeline import Clock, Outcome, Pipeline
 from kvformat.report import ReadReport
-from kvformat.segments import Segment, check_integers, decode_segment
+from kvformat.segments import Segment, SegmentContext, check_integers, decode_segment
 from kvformat.selection import GroupSelection, Range, as_range, select, touched
 from kvformat.storage import Beside, Data, Piece
 from kvformat.tables import NO_SET
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvformat.artifact import Artifact
 
 R = TypeVar("R")
+S = TypeVar("S")
 Order = Literal["stored", "token-major", "layer-major"]
 ORDERS: Final = ("stored", "token-major", "layer-major")
 Place = Callable[[Wish, Segment], R]
@@ -223,13 +224,19 @@ class Reading(Generic[R]):
         return value
 
     def _decode(self, wish: Wish, data: Data) -> Segment:
-        """Damage on the way is told from damage at rest by asking a remote storage once more."""
+        return self._attempt(wish, data, decode_segment)
+
+    def _attempt(self, wish: Wish, data: Data, work: Callable[[SegmentContext, Data], S]) -> S:
+        """Damage on the way is told from damage at rest by asking a remote storage once more.
+
+        ``work`` checks the digest before it does anything else.
+        """
         damaged = self._damaged.get((wish.track.quality, wish.record.set_index))
         if damaged is not None:
             raise damaged
         context = self._artifact.context(wish.track, wish.record)
         try:
-            return decode_segment(context, data)
+            return work(context, data)
         except InvalidError as error:
             source = self._artifact.source
             if error.code != "segment.digest" or not source.remote:
@@ -237,7 +244,7 @@ class Reading(Generic[R]):
             source.meter.retry()
             offset = self._artifact.front.data_start + wish.record.offset
             (again,) = self._beside.fetch([Piece(offset, wish.record.stored_bytes)])
-            return decode_segment(context, again)
+            return work(context, again)
 
     def _load_sets(self, window: Window) -> None:
         """Fetch the sets that these segments need, all with one request."""
