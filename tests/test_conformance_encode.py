@@ -316,7 +316,7 @@ def test_needs(codecs: list[str], wanted: str, met: bool) -> None:
 
 def test_reasons_for_skipping() -> None:
     assert needs.reason(["lacks:zstd", "codec:hevc"]) == "not declared: codec:hevc"
-    assert needs.reason(["lacks:zstd"]) == "for readers without it: codec:zstd"
+    assert needs.reason(["lacks:zstd"]) == "only for readers without zstd"
     assert needs.entry_level(["codec:stored", "lacks:hevc"])
     assert not needs.entry_level(["encode:exact/stored"])
 

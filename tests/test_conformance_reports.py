@@ -50,7 +50,9 @@ def test_reports(suite: Path, fake: Callable[..., list[str]], tmp_path: Path) ->
     assert not re.findall(r"(?:src|href)=|url\(|<script|@import", page)
     assert page.count("<table>") == 2
     assert f"<code>{BAD}</code>" in page
-    assert "1 passed" not in page
+    assert "1 passed, 1 failed" in page
+    wanted = ("not good", "Failures (1)", ">Levels<", ">Requirements<")
+    assert sorted(wanted, key=page.index) == list(wanted)
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(cases.CaseError):
         results.read(tmp_path / "bad.json")

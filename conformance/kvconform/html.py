@@ -19,6 +19,9 @@ from kvconform.results import (
     summary,
 )
 
+USUAL: Final = ("passed", "failed", "crashed", "skipped")
+"""Columns that the table of levels always has."""
+MOST_LISTED: Final = 2
 WORST_FIRST: Final = ("crashed", "failed", "xpassed", "xfailed", "passed", "skipped")
 MARKS: Final = {
     "passed": "✓",
@@ -40,10 +43,14 @@ p{margin:.3rem 0;max-width:65ch}.soft{color:var(--soft)}.wide{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.35rem .8rem;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 thead th{background:var(--band);font-weight:600;position:sticky;top:0}
-td.n{text-align:right}code{font:.88em ui-monospace,monospace;overflow-wrap:anywhere}
+td.n,th.n{text-align:right}tbody th{font-weight:600;white-space:nowrap}
+tr.group>*{border-top:2px solid var(--line)}.verdict{font-size:1.15rem;margin-top:1rem}
+code{font:.88em ui-monospace,monospace;overflow-wrap:anywhere}
 .passed{color:var(--good)}.failed,.crashed,.xpassed{color:var(--bad);font-weight:600}
 .xfailed{color:var(--known)}.skipped{color:var(--soft)}
 details{border:1px solid var(--line);border-radius:6px;margin:.5rem 0;padding:.5rem .8rem}
+td details{border:0;margin:0;padding:0}td details[open] summary{margin-bottom:.3rem}
+td details code{display:inline-block;margin-right:1.2rem}
 summary{cursor:pointer}
 dl{display:grid;grid-template-columns:6rem 1fr;gap:.2rem .8rem;margin:.6rem 0}
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere;white-space:pre-wrap}
@@ -58,21 +65,23 @@ def write(all_results: list[Results], path: Path) -> None:
 def page(all_results: list[Results]) -> str:
     """The page as text."""
     names = _names(all_results)
-    advice = _advice(names, all_results)
+    failures = _failures(names, all_results)
+    advice, left_out = _advice(names, all_results), _left_out(names, all_results)
     title = "kvformat conformance: " + (names[0] if len(names) == 1 else f"{len(names)} readers")
     parts = [
         f"<h1>{escape(title)}</h1>",
         *(_about(name, item) for name, item in zip(names, all_results, strict=True)),
         _suites(all_results),
+        f"<h2>{_heading('Failures', failures)}</h2>",
+        "\n".join(failures) or '<p class="passed">None.</p>',
         "<h2>Levels</h2>",
         _levels(names, all_results),
+        *([f"<h2>{_heading('Advice', advice)}</h2>", _advice_table(advice)] if advice else []),
+        f"<h2>{_heading('Known failures and skipped cases', left_out)}</h2>",
+        _left_out_table(left_out),
         "<h2>Requirements</h2>",
+        '<p class="soft">The worst status of its cases, and how many passed of those that ran.</p>',
         _requirements(names, all_results),
-        "<h2>Failures</h2>",
-        _failures(names, all_results),
-        *(["<h2>Advice</h2>", advice] if advice else []),
-        "<h2>Known failures and skipped cases</h2>",
-        _left_out(names, all_results),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -81,6 +90,10 @@ def page(all_results: list[Results]) -> str:
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
+
+
+def _heading(text: str, items: list[str]) -> str:
+    return f"{text} ({len(items):,})" if items else text
 
 
 def _names(all_results: list[Results]) -> list[str]:
@@ -97,9 +110,12 @@ def _about(name: str, item: Results) -> str:
     verdict = "good" if item.good else "not good"
     runs = sum(case.runs for case in item.cases)
     codecs = ", ".join(item.info["codecs"])
+    counts = summary(item.cases)
+    told = ", ".join(f"{counts[status]:,} {status}" for status in STATUSES if counts[status])
     notes = "".join(f'<p class="failed">{escape(note)}</p>' for note in item.notes)
     return (
-        f'<p><strong>{escape(name)}</strong>: <span class="{state}">{verdict}</span></p>'
+        f'<p class="verdict"><strong>{escape(name)}</strong>: <strong class="{state}">{verdict}'
+        f"</strong>, {told or 'no case ran'}</p>"
         f'<p class="soft">codecs {escape(codecs)}; {runs:,} calls in {item.seconds:.0f} s on '
         f"{escape(item.platform)}; {escape(item.started)}; <code>{escape(' '.join(item.entry))}"
         f"</code></p>{notes}"
@@ -113,8 +129,12 @@ def _suites(all_results: list[Results]) -> str:
     return '<p class="failed">These results come from different versions of the suite.</p>'
 
 
-def _table(head: Iterable[str], rows: Iterable[str]) -> str:
-    cells = "".join(f'<th scope="col">{escape(item)}</th>' for item in head)
+def _table(head: Iterable[str], rows: Iterable[str], numbers: Iterable[str] = ()) -> str:
+    """``numbers`` are columns whose heads stand to the right, above their numbers."""
+    right = set(numbers)
+    cells = "".join(
+        f'<th scope="col"{" class=n" if item in right else ""}>{escape(item)}</th>' for item in head
+    )
     body = "\n".join(rows)
     return (
         f'<div class="wide"><table><thead><tr>{cells}</tr></thead>'
@@ -124,18 +144,22 @@ def _table(head: Iterable[str], rows: Iterable[str]) -> str:
 
 def _levels(names: list[str], all_results: list[Results]) -> str:
     rows = []
-    for level in (*LEVELS, "all"):
+    shown = [s for s in STATUSES if s in USUAL or any(summary(i.cases)[s] for i in all_results)]
+    for level in ("all", *LEVELS):
+        first = True
         for name, item in zip(names, all_results, strict=True):
             cases = item.cases if level == "all" else by_level(item.cases)[level]
             if cases:
                 counts = summary(cases)
-                cells = "".join(_number(status, counts[status]) for status in STATUSES)
-                rows.append(f"<tr><th>{level}</th><td>{escape(name)}</td>{cells}</tr>")
-    return _table(("level", "implementation", *STATUSES), rows)
+                cells = "".join(_number(status, counts[status]) for status in shown)
+                head = f'<tr class="group"><th>{level}</th>' if first else "<tr><th></th>"
+                rows.append(f"{head}<td>{escape(name)}</td>{cells}</tr>")
+                first = False
+    return _table(("level", "implementation", *shown), rows, shown)
 
 
 def _number(status: str, count: int) -> str:
-    return f'<td class="n {status if count else "skipped"}">{count if count else "-"}</td>'
+    return f'<td class="n {status if count else "skipped"}">{f"{count:,}" if count else "-"}</td>'
 
 
 def _requirements(names: list[str], all_results: list[Results]) -> str:
@@ -143,11 +167,18 @@ def _requirements(names: list[str], all_results: list[Results]) -> str:
     ids = sorted({name for table in tables for name in table}, key=requirement_order)
     rows = []
     for name in ids:
-        cases = {case.id for table in tables for case in table.get(name, ())}
+        cases = sorted({case.id for table in tables for case in table.get(name, ())})
         cells = "".join(_cell(table.get(name, [])) for table in tables)
-        listed = "<br>".join(f"<code>{item}</code>" for item in sorted(cases))
-        rows.append(f"<tr><th>{name}</th>{cells}<td>{listed}</td></tr>")
+        rows.append(f"<tr><th>{name}</th>{cells}<td>{_listed(cases)}</td></tr>")
     return _table(("requirement", *names, "cases"), rows)
+
+
+def _listed(cases: list[str]) -> str:
+    """Ids of cases, folded away if there are many."""
+    ids = " ".join(f"<code>{item}</code>" for item in cases)
+    if len(cases) <= MOST_LISTED:
+        return ids
+    return f"<details><summary>{len(cases):,} cases</summary>{ids}</details>"
 
 
 def _cell(cases: list[CaseResult]) -> str:
@@ -160,14 +191,13 @@ def _cell(cases: list[CaseResult]) -> str:
     return f'<td class="{worst}">{MARKS[worst]} {passed}/{len(ran)}</td>'
 
 
-def _failures(names: list[str], all_results: list[Results]) -> str:
-    parts = [
+def _failures(names: list[str], all_results: list[Results]) -> list[str]:
+    return [
         _failure(name, case)
         for name, item in zip(names, all_results, strict=True)
         for case in item.cases
         if case.status in BAD
     ]
-    return "\n".join(parts) or '<p class="passed">None.</p>'
 
 
 def _failure(name: str, case: CaseResult) -> str:
@@ -198,24 +228,30 @@ def _requests(lines: list[str]) -> str:
     return f"<dt>requests</dt><dd><code>{escape(chr(10).join(lines))}</code></dd>"
 
 
-def _advice(names: list[str], all_results: list[Results]) -> str:
-    rows = [
+def _advice(names: list[str], all_results: list[Results]) -> list[str]:
+    return [
         f"<tr><td><code>{case.id}</code></td><td>{escape(name)}</td><td>{escape(text)}</td></tr>"
         for name, item in zip(names, all_results, strict=True)
         for case in item.cases
         for text in case.advice
     ]
-    return _table(("case", "implementation", "advice"), rows) if rows else ""
 
 
-def _left_out(names: list[str], all_results: list[Results]) -> str:
-    rows = [
+def _advice_table(rows: list[str]) -> str:
+    return _table(("case", "implementation", "advice"), rows)
+
+
+def _left_out(names: list[str], all_results: list[Results]) -> list[str]:
+    return [
         f"<tr><td><code>{case.id}</code></td><td>{escape(name)}</td>"
         f'<td class="{case.status}">{MARKS[case.status]}</td><td>{escape(case.reason)}</td></tr>'
         for name, item in zip(names, all_results, strict=True)
         for case in item.cases
         if case.status in ("skipped", "xfailed")
     ]
+
+
+def _left_out_table(rows: list[str]) -> str:
     if not rows:
         return '<p class="passed">None.</p>'
     return _table(("case", "implementation", "status", "reason"), rows)

@@ -80,12 +80,15 @@ def page(matrix: Matrix) -> str:
     verdict = "good" if matrix.good else "not good"
     counted = sum(cell.status != "skipped" for cell in matrix.cells)
     state = "passed" if matrix.good else "failed"
+    told = f"{len(matrix.problems):,} of {counted:,} calls do not agree"
+    if not matrix.problems:
+        told = f"all {counted:,} calls agree"
     notes = "".join(f'<p class="failed">{escape(n)}</p>' for n in (*matrix.notes, *matrix.silent))
     parts = [
         "<h1>kvformat: writers and readers</h1>",
-        f'<p><strong class="{state}">{verdict}</strong>: {len(matrix.problems):,} of {counted:,} '
-        f"calls do not agree</p>{notes}",
-        *(["<h2>What does not agree</h2>", *map(_problem, matrix.problems)] * (not matrix.good)),
+        f'<p class="verdict"><strong class="{state}">{verdict}</strong>: {told}</p>{notes}',
+        *(["<h2>What does not agree</h2>"] if matrix.problems else []),
+        *map(_problem, matrix.problems),
         "<h2>Matrix</h2>",
         '<p class="soft">Files of each producer that each consumer restores as it must, of those '
         "that it has the codecs for.</p>",
@@ -114,14 +117,21 @@ def _problem(cell: Cell) -> str:
 
 def _table(matrix: Matrix) -> str:
     head = ("producer", "track", "written", *(item.name for item in matrix.consumers))
-    cells = "".join(f'<th scope="col">{escape(item)}</th>' for item in head)
-    lines = []
+    cells = "".join(
+        f'<th scope="col"{" class=n" if place > 1 else ""}>{escape(item)}</th>'
+        for place, item in enumerate(head)
+    )
+    lines: list[str] = []
+    last = ""
     for producer, what, files, sums in rows(matrix):
         numbers = "".join(
             f'<td class="n {item.status or "skipped"}">{item}</td>' for item in (files, *sums)
         )
         name = escape(WHAT.get(what, what))
-        lines.append(f'<tr><th scope="row">{escape(producer)}</th><td>{name}</td>{numbers}</tr>')
+        start = f'<tr class="group"><th scope="row">{escape(producer)}</th>'
+        start = "<tr><th></th>" if producer == last else start
+        lines.append(f"{start}<td>{name}</td>{numbers}</tr>")
+        last = producer
     body = "\n".join(lines)
     return (
         f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>\n{body}\n</tbody>'

@@ -31,5 +31,5 @@ def reason(missing: Iterable[str]) -> str:
     lacking = [name for name in names if not name.startswith("lacks:")]
     if lacking:
         return f"not declared: {', '.join(lacking)}"
-    found = ", ".join(name.replace("lacks:", "codec:") for name in names)
-    return f"for readers without it: {found}" if found else ""
+    found = ", ".join(name.removeprefix("lacks:") for name in names)
+    return f"only for readers without {found}" if found else ""
