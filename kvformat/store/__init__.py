@@ -16,11 +16,12 @@ No method of a view raises because of the storage or of what it holds: every fau
 a reason, counted and logged. Wrong arguments do raise ``UsageError``.
 
 Names are in ``names``, how prefixes are found in ``lookup``, what is guaranteed where in
-``backend``. ``docs`` of the fields of all answers are in ``results``.
+``backend``, the fields of all answers in ``results``.
 """
 
 from __future__ import annotations
 
+from kvformat.store.layerwise import BlockStream, PlacedBlock
 from kvformat.store.names import Namespace, ObjectName, part_name
 from kvformat.store.options import StoreOptions
 from kvformat.store.results import (
@@ -34,17 +35,20 @@ from kvformat.store.results import (
 )
 from kvformat.store.store import Store
 from kvformat.store.store import open_store as open  # noqa: A004 - as kvformat.open
-from kvformat.store.view import HeldHit, View
+from kvformat.store.view import HeldHit, Loaded, View
 
 __all__ = [
+    "BlockStream",
     "ExtentFault",
     "ExtentRef",
     "HeldHit",
     "Hit",
     "LoadReport",
+    "Loaded",
     "Miss",
     "Namespace",
     "ObjectName",
+    "PlacedBlock",
     "Receipt",
     "Refusal",
     "Store",
