@@ -251,6 +251,25 @@ def test_a_store_without_conditions_is_asked_before_and_that_is_said(
     assert "a writer at the same moment may replace" in caplog.text
 
 
+@SIZES
+@covers("PUB-3", "PUB-5", "PUB-6")
+def test_it_is_asked_again_right_before_the_unconditional_request(
+    target: Target, size_bytes: int
+) -> None:
+    """Another writer comes between the first look and the refusal of the condition."""
+
+    def rule(call: Call) -> Reply | None:
+        if "if-none-match" not in call.headers:
+            return None
+        target.put(b"faster")
+        return Reply(501, "NotImplemented")
+
+    with target.store.rule(rule):
+        assert error_code(target, content(size_bytes)) == "io.exists"
+    assert target.bytes() == b"faster"
+    assert target.leftovers() == []
+
+
 @covers("PUB-3", "PUB-5")
 def test_a_store_that_ignores_conditions_is_still_asked_before(target: Target) -> None:
     """Such a store replaces what it should not; the look before catches all but a race."""
