@@ -39,25 +39,37 @@ def ordinary(order: str = "token-major", alignment: int = 1) -> bytes:
     )
 
 
+def filler(size: int) -> dict[str, Extension]:
+    """An extension that makes the manifest longer by about so many bytes."""
+    strings = ["x" * 4_000] * (size // 4_003)
+    return {"com.example.filler": Extension(must_understand=False, value=strings)}
+
+
 @cache
 def far(order: str = "token-major") -> bytes:
-    """A file whose tables and sets lie behind the first request: 2,400 segments per track."""
+    """A file whose manifest ends in the first request; most tables and all sets lie behind."""
     return write_bytes(
         canonical_kv(10, 300, 2, 16),
         tracks=["zstd", "exact/stored"],
-        segment_tokens=1,
+        segment_tokens=8,
         order=order,
+        extensions=filler(256_192),
+    )
+
+
+@cache
+def many() -> bytes:
+    """A file whose tables do not fit in the first request: 2,400 segments in each track."""
+    return write_bytes(
+        canonical_kv(10, 300, 2, 16), tracks=["zstd", "exact/stored"], segment_tokens=1
     )
 
 
 @cache
 def long_manifest() -> bytes:
     """A file whose manifest does not fit in the first request."""
-    filler = Extension(must_understand=False, value=["x" * 4_000] * 80)
     return write_bytes(
-        canonical_kv(2, 40, 1, 8),
-        tracks=["exact/stored"],
-        extensions={"com.example.filler": filler},
+        canonical_kv(2, 40, 1, 8), tracks=["exact/stored"], extensions=filler(320_240)
     )
 
 
