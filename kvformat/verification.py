@@ -21,6 +21,7 @@ from kvformat.expectations import Expectation, require_agreement
 from kvformat.sandbox import SandboxedCodec
 from kvformat.segments import check_strictly, decode_segment
 from kvformat.sequence import DataSequence
+from kvformat.storage import Transport
 from kvformat.tables import SegmentRecord
 from kvformat.tracks import EXACT, Track
 from kvformat.workers import in_order, worker_count
@@ -64,6 +65,7 @@ def verify(
     workers: int | None = None,
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    transport: Transport | None = None,
 ) -> VerifyReport:
     """Check every requirement of the spec on all bytes of an artifact, or raise.
 
@@ -71,7 +73,9 @@ def verify(
     decoded in child processes with limits on memory and time. Raises the ``KvformatError`` of
     the first failure found.
     """
-    with open_artifact(url, expect=expect, storage_options=storage_options) as artifact:
+    with open_artifact(
+        url, expect=expect, storage_options=storage_options, transport=transport
+    ) as artifact:
         if expect is not None and expect.token_ids is not None:
             require_agreement(artifact.manifest, expect, artifact.verified_length or 0)
         return _Verifier(artifact, in_child, workers, progress).run(expect)
