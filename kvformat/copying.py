@@ -66,7 +66,7 @@ def copy(
     """
     started = time.monotonic()
     goal = target_name(as_text(source), as_text(target))
-    ensure_absent(goal, overwrite=overwrite)
+    ensure_absent(goal, overwrite=overwrite, storage_options=target_options)
     with open_artifact(
         source, expect=expect, storage_options=source_options, transport=transport
     ) as artifact:

@@ -134,7 +134,7 @@ def write(
     first_position = whole_number(first_position, "first_position")
     if not isinstance(salt, bytes):
         raise UsageError("usage.argument", "the salt is not bytes", found=type(salt).__name__)
-    ensure_absent(url, overwrite=overwrite)
+    ensure_absent(url, overwrite=overwrite, storage_options=storage_options)
     source = as_cache(cache, first_position)
     if lineage is None and isinstance(cache, Restored):
         lineage = cache.lineage

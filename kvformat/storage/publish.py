@@ -37,17 +37,25 @@ def spool_directory(url: str | os.PathLike[str]) -> Path | None:
     return path.parent
 
 
-def ensure_absent(url: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """Refuse early a local target that exists (PUB-3), and URLs that cannot be written.
+def ensure_absent(
+    url: str | os.PathLike[str],
+    *,
+    overwrite: bool,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Refuse early a target that exists (PUB-3), and URLs that cannot be written.
 
     ``publish`` checks again, atomically.
     """
     text = as_text(url)
     path = local_path(text)
     if path is None:
-        from kvformat.storage.publish_remote import refuse_target
+        from kvformat.storage.publish_remote import look, open_target, refuse_target
 
         refuse_target(text)
+        if not overwrite:
+            fs, remote = open_target(text, storage_options)
+            look(fs, text, remote)
         return
     with storage_errors(str(path), "io.write", "looking at the target"):
         if path.exists() and not path.is_file():
