@@ -198,6 +198,8 @@ class Artifact:
         allow_partial: bool = False,
         workers: int | None = None,
         cancellation: Cancellation | None = None,
+        decoder: str | None = None,
+        device: Any = None,
     ) -> Restored:
         """Restore a part of the cache exactly as the artifact defines it (9.4), or raise.
 
@@ -212,10 +214,22 @@ class Artifact:
         thread. The result's ``report`` says what was fetched and how long each took; an error's
         ``validity`` what was good before it.
 
+        With ``device`` or ``decoder`` (``"nvdec"``) this is ``kvformat.gpu.read``, and so is the
+        result: torch tensors on that device.
+
         Raises ``UsageError`` for a bad selection, ``MismatchError`` for tokens that the
         expectation of ``open`` does not cover, ``InvalidError`` for damage, ``StorageError``,
         ``UnsupportedError`` where no track fits.
         """
+        if device is not None or decoder is not None:
+            from kvformat.gpu.reading import read_beside
+
+            result: Restored = read_beside(
+                self, tokens=tokens, layers=layers, heads=heads, roles=roles, track=track,
+                check=check, allow_partial=allow_partial, workers=workers,
+                cancellation=cancellation, decoder=decoder, device=device,
+            )  # fmt: skip
+            return result
         request = Request(
             tokens, layers, heads, roles, track, "stored", check, allow_partial, workers
         )

@@ -206,6 +206,13 @@ def read(
         return DeviceRestored(reading.track.name, made, base, lineage, report, counters)
 
 
+def read_beside(artifact: Artifact, *, device: Any, decoder: Any, **arguments: Any) -> Any:
+    """``Artifact.read`` with a device: one named decoder alone means the first GPU."""
+    if device is None:
+        device = "cpu" if decoder == "software" else "cuda:0"
+    return read(artifact, device=device, decoder=decoder, **arguments)
+
+
 def destination(
     wanted: tuple[GroupSelection, ...], engine: Engine, dtype: Any, out: Any
 ) -> tuple[dict[str, Any], Any | None]:
