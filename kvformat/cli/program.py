@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "extract": "Take one video segment out of an artifact, to look at it.",
     "cp": "Copy an artifact between any two places, verified on the way.",
     "serve": "Serve the artifacts below a directory over HTTP, read-only.",
+    "store": "Look at a store of serving engines, tidy, check and convert it.",
     "plan": "Compare the cost of tracks, raw tensors and computing again.",
     "doctor": "Show what this installation can do.",
     "demo": "Encode, inspect, verify, restore and damage a small real cache.",

@@ -6,8 +6,9 @@
 publication          create-only link of a synced file     create-only upload (spec 11.4)
 grid                 dense: hard links name each block     sparse: only ends of extents
 lookup               one ``stat`` a probe                  one GET of one byte a probe
-time of last use     access time of the file, set by the   an object ``.use`` beside it, written
-                     store and not by the system           at most every ``mark_s``
+time of last use     access time of the file, which the    an object ``.use`` beside it, written
+                     store sets itself (what else reads    at most every ``mark_s``
+                     the file may set it too)
 hold                 shared ``flock`` on the open file:    this process does not delete it; other
                      no process deletes it; given back     processes leave it for ``grace_s`` after
                      by the system when a holder dies      its last use
@@ -23,9 +24,10 @@ nothing is deleted that was used in the last ``grace_s``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from kvformat.store.names import ObjectName
 
@@ -97,8 +99,11 @@ class Backend(Protocol):
     def remove_name(self, name: ObjectName) -> bool:
         """Delete one name unless its object is held; whether it is gone now."""
 
+    def undisturbed(self, name: ObjectName) -> contextlib.AbstractContextManager[None]:
+        """Reading in the block is no use of the object."""
+
     def sweep(self, older_than_s: float) -> int:
         """Remove what writers that died left behind; how many."""
 
-    def exclusive(self) -> Any:
-        """A context manager that yields whether this process may evict now."""
+    def exclusive(self) -> contextlib.AbstractContextManager[bool]:
+        """Whether this process may evict now."""

@@ -19,15 +19,12 @@ from kvformat.store.handover import SharedMemory, receive, send
 from kvformat.store.jobs import Answer, ConvertJob, EncodeJob, EvictJob, Hello
 from kvformat.store.publishing import Publisher, open_backend
 
-NICE: Final = 10
 PROGRAM: Final = "import sys; from kvformat.store.encoder import main; main(int(sys.argv[1]))"
 
 
 def main(descriptor: int) -> None:
     """Serve jobs on an inherited socket until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which then closes us
-    with contextlib.suppress(OSError):
-        os.nice(NICE)
     with (
         socket.socket(fileno=descriptor) as connection,
         contextlib.suppress(EOFError, ConnectionError),
@@ -39,6 +36,8 @@ def _serve(connection: socket.socket) -> None:
     hello, _ = receive(connection)
     if not isinstance(hello, Hello):
         sys.exit(f"not a greeting: {type(hello).__name__}")
+    with contextlib.suppress(OSError):
+        os.nice(hello.options.encoder_nice)
     publisher = Publisher(open_backend(hello.url, hello.options), hello.options)
     while True:
         job, descriptors = receive(connection)

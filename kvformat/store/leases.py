@@ -91,11 +91,18 @@ def lock_file(path: Path) -> Iterator[Locked]:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def exclusive_lock(path: Path) -> Iterator[bool]:
-    """Whether this is the only one in the block; a file system without locks lets all in."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
-    try:
-        yield _lock(descriptor, shared=False) is not Locked.NO
-    finally:
-        os.close(descriptor)
+class ExclusiveLock(contextlib.AbstractContextManager[bool]):
+    """Whether this is the only one in the block; a file system without locks lets all in.
+
+    The file is opened at once: raises ``OSError`` where that is not possible.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        self._descriptor = os.open(path, flags, 0o644)
+
+    def __enter__(self) -> bool:
+        return _lock(self._descriptor, shared=False) is not Locked.NO
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)

@@ -22,7 +22,7 @@ from kvformat.header import MAGIC
 from kvformat.manifest import VERSION_MAJOR, VERSION_MINOR
 from kvformat.storage import storage_errors
 from kvformat.store.backend import Entry
-from kvformat.store.leases import FileHold, Locked, exclusive_lock, lock_file
+from kvformat.store.leases import ExclusiveLock, FileHold, Locked, lock_file
 from kvformat.store.names import ObjectName, parse_path
 
 T = TypeVar("T")
@@ -68,6 +68,8 @@ class LocalBackend:
         if not replace and _stat(final) is not None:
             raise _exists(final)
         staged = self._staging / f"{secrets.token_hex(8)}.kvf"
+        with storage_errors(str(staged), "io.write", "making the store"):
+            self._staging.mkdir(parents=True, exist_ok=True)  # an operator may have emptied it
         try:
             result = write(str(staged), False)
             with storage_errors(str(final), "io.write", "publishing"):
@@ -157,7 +159,7 @@ class LocalBackend:
                 return False
             if _foreign_version(first):
                 return False
-            for entry in reversed(entries):
+            for entry in reversed(entries):  # the end first: no hole in front of a name (lookup)
                 (self._root / entry.path).unlink(missing_ok=True)
         return True
 
@@ -171,10 +173,24 @@ class LocalBackend:
                 path.unlink(missing_ok=True)
         return _stat(path) is None
 
+    @contextlib.contextmanager
+    def undisturbed(self, name: ObjectName) -> Iterator[None]:
+        """Put the access time back; a use in the same moment is lost."""
+        path = self._path(name)
+        before = _stat(path)
+        try:
+            yield
+        finally:
+            if before is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
     def sweep(self, older_than_s: float) -> int:
         """Remove staged files that nobody has written to for so long."""
         count, limit = 0, time.time() - older_than_s
-        for path in list(self._staging.iterdir()):
+        with storage_errors(self.url, "io.write", "tidying"):
+            found = list(self._staging.iterdir()) if self._staging.is_dir() else []
+        for path in found:
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime <= limit:
                     path.unlink()
@@ -183,7 +199,8 @@ class LocalBackend:
 
     def exclusive(self) -> contextlib.AbstractContextManager[bool]:
         """One process of this machine evicts at a time."""
-        return exclusive_lock(self._root / GC_LOCK)
+        with storage_errors(self.url, "io.write", "locking"):
+            return ExclusiveLock(self._root / GC_LOCK)
 
 
 def _superseded(paths: Sequence[Path]) -> set[Path]:

@@ -28,7 +28,8 @@ class StoreOptions:
     version that is written and looked up, for rolling upgrades.
 
     ``queue_bytes`` bounds the tensors that wait for the encoder, in shared memory; ``when_full``
-    refuses new ones or drops the oldest. ``encoder_workers`` are threads of the encoder process.
+    refuses new ones or drops the oldest. ``encoder_workers`` are threads of the encoder process,
+    ``encoder_nice`` is how much it steps back for others.
     ``popular_loads`` is how often an extent is loaded before it is worth a ``hevc`` object, made
     when the encoder has been idle for ``idle_s``; None makes none.
 
@@ -48,6 +49,7 @@ class StoreOptions:
     queue_bytes: int = 2 * 2**30
     when_full: Literal["refuse", "drop-oldest"] = "refuse"
     encoder_workers: int | None = None
+    encoder_nice: int = 10
     popular_loads: int | None = None
     idle_s: float = 30.0
     load_deadline_s: float | None = 30.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -165,14 +164,16 @@ class Publisher:
         due = limit is not None and (self._since_look is None or self._since_look >= limit // 64)
         if not (full or due or now):
             return None
-        with contextlib.suppress(StorageError):
+        try:
             found = collect(self._backend, limit, self._options.low_water)
             if full and not found.removed and found.ran:
                 goal = int(found.size_bytes * self._options.low_water)
                 found = collect(self._backend, limit, goal_bytes=goal)
-            self._since_look = 0
-            return found
-        return None
+        except (KvformatError, OSError) as error:
+            _log.warning("cannot look at the store: %s", error)
+            return None
+        self._since_look = 0
+        return found
 
 
 def _told(collected: Collected | None) -> tuple[dict[str, float], dict[str, float]]:

@@ -215,6 +215,7 @@ class View:
         place = _placer(buffers, begin, end)
         if self._store.refuses() is not None or begin == end:
             return Account(tokens=begin).report(end)
+        self._mark(hit)
         selection = {"layers": layers, "heads": heads}
         account = self._loader.load_into(hit, place, (begin, end), selection)
         self._after(hit, account)
@@ -225,9 +226,14 @@ class View:
         hit = hit.hit if isinstance(hit, HeldHit) else hit
         if self._store.refuses() is not None or not hit:
             return Loaded({}, Account().report(hit.tokens))
+        self._mark(hit)
         groups, account = load_all(self._loader, hit)
         self._after(hit, account)
         return Loaded(groups, account.report(hit.tokens))
+
+    def _mark(self, hit: Hit) -> None:
+        """Before reading: the system then has no reason to set times in an order of its own."""
+        self._store.backend.mark([item.name for item in hit.extents])
 
     def _after(self, hit: Hit, account: Account) -> None:
         """Tell breaker, eviction and the converter what a load was like."""
@@ -256,6 +262,7 @@ class View:
         hit = hit.hit if isinstance(hit, HeldHit) else hit
         begin, end = (0, hit.tokens) if tokens is None else tokens
         usable = hit if self._store.refuses() is None else cut_hit(hit, 0)
+        self._mark(usable)
         return BlockStream(
             self._loader,
             usable,
