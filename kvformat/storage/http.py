@@ -109,7 +109,7 @@ def _said(error: Exception) -> str:
     if isinstance(error, aiohttp.InvalidURL):
         return "a redirection to what is no URL"
     if isinstance(error, aiohttp.ClientResponseError):
-        return f"the reply is not HTTP: {' '.join(error.message.split())[:200]}"
+        return "the reply is not HTTP"  # what aiohttp says quotes it, which may be tensors
     return reason(error)
 
 
@@ -122,7 +122,10 @@ class HttpReply:
 
     async def read(self, most_bytes: int) -> bytes:
         """Some bytes of the body."""
-        return await self._response.content.read(most_bytes)
+        try:
+            return await self._response.content.read(most_bytes)
+        except RuntimeError as error:  # the parser of chunks gave up and closed
+            raise aiohttp.ClientPayloadError("the body is not HTTP") from error
 
     async def close(self, *, whole: bool) -> None:
         """Release or end the connection."""
