@@ -8,7 +8,14 @@ import sys
 import time
 from fnmatch import fnmatchcase
 
-from conformance.mutants.campaign import MUTANTS, REPORT, all_cases, report, try_all
+from conformance.mutants.campaign import (
+    MUTANTS,
+    REPORT,
+    all_cases,
+    check_places,
+    report,
+    try_all,
+)
 
 
 def main() -> int:
@@ -21,6 +28,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if fnmatchcase(mutant.name, options.only)]
+    check_places(chosen)
     cases = all_cases()
     started, outcomes = time.monotonic(), []
     for outcome in try_all(chosen, cases, options.jobs, hinted=options.hinted):

@@ -46,6 +46,13 @@ def all_cases() -> list[Case]:
     return [case for case in load(find("cases")) if "http" not in case.requires]
 
 
+def check_places(mutants: Iterable[Mutant]) -> None:
+    """Every place is there: a mutant that cannot be installed would crash, and count as killed."""
+    for mutant in mutants:
+        path = CONFORMANCE.parent / f"{mutant.module.replace('.', '/')}.py"
+        mutant.apply(path.read_text(encoding="utf-8"))
+
+
 def first_failure(command: Iterable[str], cases: Iterable[Case]) -> tuple[str | None, list[str]]:
     """The first case that fails or crashes, and those that passed before."""
     worker = Worker(list(command), Options(), batch=True)
@@ -140,6 +147,7 @@ __all__ = [
     "SURVIVES",
     "Outcome",
     "all_cases",
+    "check_places",
     "first_failure",
     "recorded",
     "report",

@@ -535,8 +535,8 @@ ARITHMETIC: Final = rows(
     ),
 )
 
-VERIFICATION: Final = rows(
-    "verification",
+SEQUENCE: Final = rows(
+    "sequence",
     (
         "padding-unchecked",
         "padding = self._bytes(self.cursor, offset - self.cursor)",
@@ -544,6 +544,10 @@ VERIFICATION: Final = rows(
         "padding between objects may be anything",
         "dat-0002* dat-0024*",
     ),
+)
+
+VERIFICATION: Final = rows(
+    "verification",
     (
         "tracks-sets-differ",
         'for name in ("set_index", "integer_digest", "side_bytes"):',
@@ -587,5 +591,6 @@ MUTANTS: Final = (
     *GRID,
     *SELECTION,
     *ARITHMETIC,
+    *SEQUENCE,
     *VERIFICATION,
 )
