@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvformat.store.options import StoreOptions
 
 MOST_SHOWN: Final = 20
+PAST: Final = {"verify": "checked", "convert": "looked at"}
 GOOD: Final = ("ok", "converted", "done before", "not convertible", "deleted", "unknown-version")
 KINDS: Final = (InvalidError, MismatchError, UnsupportedError, StorageError, UsageError)
 UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -234,10 +235,10 @@ def _bulk(
         report = {"outcomes": dict(counts), "written_bytes": written}
         write_json({"verdict": "ok", "code": None, "report": report})
     elif not as_json:
-        heading(f"{len(tasks):,} {'names checked' if action == 'verify' else 'objects'} in {url}")
+        heading(f"{len(tasks):,} objects {PAST[action]} in {url}")
         emit(facts([(result, f"{count:,}") for result, count in sorted(counts.items())]))
         for outcome in bad[:MOST_SHOWN]:
-            write_error(clean(f"{outcome.result}: {outcome.path}: {outcome.detail}", limit=400))
+            write_error(clean(f"{outcome.result}: {outcome.path}"))
     if bad:
         raise _failure(bad, len(tasks), counts, action)
 
@@ -249,7 +250,7 @@ def _failure(bad: list[Outcome], total: int, counts: Counter[str], action: str) 
     step = "kvformat store verify --delete-damaged" if action == "verify" else ""
     return kind(
         code if code in CODES[kind.verdict] else "io.read",
-        f"{len(bad):,} of {total:,} are not good",
+        f"{len(bad):,} of {total:,} objects are not good",
         where=bad[0].path,
         found=", ".join(f"{count:,} {result}" for result, count in sorted(counts.items())),
         next_step=step,

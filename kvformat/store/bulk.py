@@ -21,7 +21,7 @@ from kvformat.errors import KvformatError, UsageError
 from kvformat.storage import storage_errors
 from kvformat.store.eviction import group_entries
 from kvformat.store.faults import DAMAGED, miss_of
-from kvformat.store.names import ObjectName, parse_path
+from kvformat.store.names import KEYED, ObjectName, parse_path
 from kvformat.store.options import StoreOptions
 from kvformat.store.publishing import convert_object, open_backend
 from kvformat.store.results import Miss
@@ -35,12 +35,16 @@ IN_FLIGHT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One object and what to do with it. Plain data, for any kind of worker."""
+    """One object and what to do with it. Plain data, for any kind of worker.
+
+    ``path`` is the name of its end, ``others`` are the names before that.
+    """
 
     url: str
     options: StoreOptions
     action: Action
     path: str
+    others: tuple[str, ...] = ()
     codec: str = "hevc"
     delete_damaged: bool = False
 
@@ -73,7 +77,7 @@ def run_task(task: Task) -> Outcome:
 
 
 def _verify(task: Task, name: ObjectName) -> Outcome:
-    """The whole artifact, and that its name is that of what it holds."""
+    """The whole artifact, and that its names are those of what it holds."""
     backend = open_backend(task.url, task.options)
     url = backend.locate(name)
     storage = task.options.storage_options or None
@@ -81,15 +85,14 @@ def _verify(task: Task, name: ObjectName) -> Outcome:
     with open_artifact(url, storage_options=storage, transport=task.options.transport) as artifact:
         chain = artifact.manifest.tokens.chain
         first = artifact.manifest.tokens.first_position // BLOCK_TOKENS
-        if chain is not None:
-            number = name.end - first - 1
-            if not 0 <= number < len(chain.hashes) or chain.hashes[number] != name.digest:
-                return Outcome(
-                    task.path,
-                    Miss.OTHER_TOKENS.value,
-                    "the name is of other tokens",
-                    code="identity.tokens",
-                )
+    for path in (*task.others, task.path):
+        found = parse_path(path)
+        number = -1 if found is None else found.end - first - 1
+        if chain is None or found is None or name.namespace.grid == KEYED:
+            continue
+        if not 0 <= number < len(chain.hashes) or chain.hashes[number] != found.digest:
+            text = "the name is of other tokens"
+            return Outcome(path, Miss.OTHER_TOKENS.value, text, code="identity.tokens")
     return Outcome(task.path, "ok")
 
 
@@ -106,7 +109,8 @@ def _failed(task: Task, name: ObjectName, error: BaseException) -> Outcome:
     miss = miss_of(error)
     if miss in DAMAGED and task.delete_damaged:
         backend = open_backend(task.url, task.options)
-        if backend.remove_name(name):
+        names = [name, *(found for path in task.others[::-1] if (found := parse_path(path)))]
+        if all(backend.remove_name(item) for item in names):
             return Outcome(task.path, "deleted", f"{miss.value}: {error}")
     code = error.code if isinstance(error, KvformatError) else "io.read"
     return Outcome(task.path, miss.value, str(error), code=code)
@@ -120,13 +124,15 @@ def plan(
     codec: str = "hevc",
     delete_damaged: bool = False,
 ) -> list[Task]:
-    """A task for each object, by one listing; for ``verify`` one for each name of it."""
+    """A task for each object, by one listing."""
     stored, _ = group_entries(open_backend(url, options).entries())
-    paths: list[str] = []
+    tasks = []
     for item in stored:
-        wanted = item.entries if action == "verify" else item.entries[-1:]
-        paths += [entry.path for entry in wanted if _wanted(entry.name, action, codec)]
-    return [Task(url, options, action, path, codec, delete_damaged) for path in sorted(paths)]
+        *others, last = item.entries
+        if _wanted(last.name, action, codec):
+            before = tuple(entry.path for entry in others)
+            tasks.append(Task(url, options, action, last.path, before, codec, delete_damaged))
+    return sorted(tasks, key=lambda task: task.path)
 
 
 def _wanted(name: ObjectName | None, action: Action, codec: str) -> bool:

@@ -216,7 +216,7 @@ class View:
         if self._store.refuses() is not None or begin == end:
             return Account(tokens=begin).report(end)
         self._mark(hit)
-        selection = {"layers": layers, "heads": heads}
+        selection = {"layers": None if layers is None else list(layers), "heads": heads}
         account = self._loader.load_into(hit, place, (begin, end), selection)
         self._after(hit, account)
         return account.report(end)

@@ -117,7 +117,7 @@ def _read(piece: Piece, out: NDArray[Any], account: Account, deadline: Deadline)
         report = piece.opened.artifact.read_into(
             {piece.group.name: out},
             tokens=tokens,
-            layers=piece.group.layers,
+            layers=list(piece.group.layers),  # a tuple of two would be an interval
             roles=[piece.group.role],
             track=piece.opened.track.name,
             allow_partial=True,

@@ -1,0 +1,134 @@
+"""Stores for tests: KV that tells of which tokens it is, an encoder in the same process, faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+import kvformat
+from kvformat.cache import Cache, GroupTensors
+from kvformat.errors import StorageError
+from kvformat.groups import Extent, Group
+from kvformat.store import ObjectName, Store, StoreOptions, View
+from kvformat.store.backend import Entry
+from kvformat.store.handover import SharedMemory
+from kvformat.store.jobs import EncodeJob
+from kvformat.store.local import LocalBackend
+from kvformat.store.publishing import Publisher
+from kvformat.store.queueing import EncoderQueue
+
+BLOCK = 256
+LAYERS, HEADS, DIM = 2, 1, 8
+IDENTITY = kvformat.Identity(kvformat.Model("acme/small", "1"), LAYERS, "float16")
+EXACT = StoreOptions(quality="exact", extent_tokens=1024, idle_s=0.05)
+
+
+def tokens(*blocks: int, extra: int = 0) -> NDArray[np.uint32]:
+    """One block of 256 ids per number, and ``extra`` more tokens."""
+    parts = [np.random.default_rng(block).integers(0, 50_000, BLOCK) for block in blocks]
+    parts.append(np.arange(extra))
+    return np.concatenate(parts).astype(np.uint32)
+
+
+def kv_of(ids: NDArray[np.uint32]) -> NDArray[np.float16]:
+    """``[2, L, T, H, D]``: each block's values depend on every token up to its end."""
+    result = np.zeros((2, LAYERS, len(ids), HEADS, DIM), np.float16)
+    hasher = blake3()
+    for start in range(0, len(ids), BLOCK):
+        part = ids[start : start + BLOCK]
+        hasher.update(part.tobytes())
+        seed = int.from_bytes(hasher.digest()[:8], "little")
+        values = np.random.default_rng(seed).standard_normal((2, LAYERS, len(part), HEADS, DIM))
+        result[:, :, start : start + len(part)] = values
+    return result
+
+
+def load(view: View, ids: NDArray[np.uint32]) -> tuple[kvformat.store.LoadReport, int]:
+    """Look up and load; asserts that every token that is said to be good is right."""
+    with view.lookup(ids) as hit:
+        out = np.full((2, LAYERS, hit.tokens, HEADS, DIM), np.nan, np.float16)
+        report = view.load_into(hit, out)
+        good = kv_of(ids)[:, :, : report.tokens]
+        assert np.array_equal(out[:, :, : report.tokens].view("u2"), good.view("u2"))
+        return report, hit.tokens
+
+
+class InlineQueue(EncoderQueue):
+    """Encodes at once, in this thread: for tests that are not about processes."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.backend.url, store.options, store.metrics)
+        self.publisher = Publisher(store.backend, store.options)
+
+    def submit(self, job: EncodeJob, memory: SharedMemory) -> bool:
+        answer = self.publisher.encode(job, memory.cache(job.spec))
+        self._enter(answer.written)
+        for name, value in answer.counts.items():
+            self._metrics.count(name, by=value)
+        for name, value in answer.gauges.items():
+            self._metrics.set(name, value)
+        self.cancel(memory.size_bytes)
+        memory.close()
+        return True
+
+
+def inline_store(root: Path | str, options: StoreOptions = EXACT) -> Store:
+    """A store that has stored what was put when ``put`` returns."""
+    store = kvformat.store.open(str(root), options)
+    store.queue = InlineQueue(store)
+    return store
+
+
+class FaultyBackend(LocalBackend):
+    """A directory that counts questions and fails on demand."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.probes = 0
+        self.listings = 0
+        self.fail: StorageError | None = None
+
+    def present(self, name: ObjectName) -> bool:
+        self.probes += 1
+        if self.fail is not None:
+            raise self.fail
+        return super().present(name)
+
+    def entries(self) -> Iterator[Entry]:
+        self.listings += 1
+        return super().entries()
+
+
+def faulty_store(root: Path, options: StoreOptions = EXACT) -> tuple[Store, FaultyBackend]:
+    """A store on such a backend."""
+    backend = FaultyBackend(root)
+    store = Store(backend, options)
+    store.queue = InlineQueue(store)
+    return store, backend
+
+
+def windowed_cache(count: int, window: int, first: int = 0) -> Cache:
+    """Layer 0 with all tokens, layer 1 with a window, and a state at the end."""
+    positions = np.arange(first, first + count, dtype=np.float32)
+    full = np.broadcast_to(positions[:, None, None], (count, HEADS, DIM)).astype(np.float16)
+    held = min(window, count)
+
+    def group(name: str, role: str, layer: int, extent: Extent, array: Any) -> GroupTensors:
+        kind = Group(name, role, "float16", (layer,), HEADS, DIM, HEADS, tokens=extent)
+        return GroupTensors(kind, (np.ascontiguousarray(array),))
+
+    window_extent = Extent("window", held_start=count - held, cumulative_tokens=first + count)
+    state = np.full((1, HEADS, DIM), first + count, np.float16)
+    return Cache(
+        count,
+        (
+            group("key", "key", 0, Extent(), full),
+            group("key-2", "key", 1, window_extent, full[count - held :] + 1),
+            group("state", "state", 1, Extent("state", shape=(DIM,)), state),
+        ),
+    )
