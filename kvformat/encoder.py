@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvformat.cache import Cache, GroupTensors
-from kvformat.codecs.base import Bytes, SegmentShape
+from kvformat.codecs.base import Bytes, Codec, SegmentShape
 from kvformat.codecs.hevc import ranked_layer
 from kvformat.codecs.registry import CODECS
 from kvformat.digests import digest, digest_all
-from kvformat.errors import InvalidError
+from kvformat.errors import InvalidError, UsageError
 from kvformat.groups import Cell, Grid, Segmentation, make_grid
 from kvformat.layout import Layout, candidate_layouts, fault, tail_layout
 from kvformat.limits import LIMITS
@@ -64,6 +64,11 @@ class Job:
     codecs: dict[str, tuple[str, ...]]
     layouts: dict[str, tuple[Layout, ...]]
     layout_numbers: dict[tuple[str, int, int], int]
+    video: Codec = CODECS["hevc"]
+
+    def codec(self, name: str) -> Codec:
+        """The codec that encodes; ``video`` stands in for ``hevc``."""
+        return self.video if name == "hevc" else CODECS[name]
 
     @property
     def qualities(self) -> tuple[str, ...]:
@@ -92,6 +97,18 @@ class EncodedSegment:
         return len(self.side) + len(self.payload)
 
 
+def video_encoder(name: str | None) -> Codec:
+    """What makes the streams of ``hevc``: libx265, or ``nvenc``; raises ``usage.argument``."""
+    if name is None:
+        return CODECS["hevc"]
+    if name != "nvenc":
+        found = ascii(name)[:60]
+        raise UsageError("usage.argument", "unknown encoder", expected="nvenc", found=found)
+    from kvformat.gpu.nvenc import NvencCodec
+
+    return NvencCodec()
+
+
 def prepare(
     cache: Cache,
     segmentation: Segmentation,
@@ -99,6 +116,7 @@ def prepare(
     *,
     first_position: int,
     workers: int | None,
+    video: Codec = CODECS["hevc"],
 ) -> tuple[Job, bytes]:
     """The first pass; returns the job and the source digest (CID-1)."""
     needed = any(plan.quality != EXACT for plan in plans)
@@ -138,6 +156,7 @@ def prepare(
         codecs={},
         layouts={},
         layout_numbers={},
+        video=video,
     )
     job = _with_sets(job)
     return _with_layouts(job, workers), source_digest
@@ -230,7 +249,7 @@ def _choose_layout(
     def size_bytes(layout: Layout) -> int:
         shape = segment_shape(job, plan.quality, replace(sample, token_count=tokens))
         part = layout if tokens == cell.token_count else tail_layout(layout, tokens)
-        size = len(CODECS["hevc"].encode(integers, replace(shape, layout=part)))
+        size = len(job.video.encode(integers, replace(shape, layout=part)))
         usual = layout.fold > 1 and layout.fold_height == layout.fold_width
         return size if usual else size + size // MARGIN
 
@@ -355,7 +374,7 @@ def _encode_segment(
     if codec == "hevc":
         number = job.layout_numbers[plan.name, cell.group, cell.token_count]
         shape = replace(shape, layout=job.layouts[plan.name][number])
-    payload = CODECS[codec].encode(segment.integers, shape)
+    payload = job.codec(codec).encode(segment.integers, shape)
     if codec == "hevc":
         _compare(payload, segment.integers, shape, plan.name)
     exact = job.exact(plan.quality, cell.group)

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvformat.cache import Cache, GroupTensors, Restored, check_cache, native
-from kvformat.codecs.registry import CODECS
 from kvformat.digests import digest
 from kvformat.drafting import (
     checked,
@@ -28,7 +27,7 @@ from kvformat.drafting import (
     make_valid_lengths,
     whole_number,
 )
-from kvformat.encoder import Job, encode_all, prepare
+from kvformat.encoder import Job, encode_all, prepare, video_encoder
 from kvformat.errors import InvalidError, UsageError
 from kvformat.fields import float64_bits
 from kvformat.groups import Group, Segmentation
@@ -114,6 +113,7 @@ def write(
     workers: int | None = None,
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    encoder: str | None = None,
 ) -> WriteReport:
     """Write a KV cache to one artifact and publish it in one step.
 
@@ -124,12 +124,15 @@ def write(
     ``first_position`` + T in number; an identity of kind ``tokens`` requires them. ``salt`` is
     the tenant's secret. ``tracks`` are names like ``near-lossless/hevc`` or ``exact/zstd``; a
     codec alone means ``quality``. ``progress`` is called with segments done and in all.
+    ``encoder="nvenc"`` has an NVIDIA encoder make the ``hevc`` streams, or raises
+    ``codec.unavailable``; by default libx265 does.
 
     Raises ``UsageError`` for input that cannot be stored (``input.non-finite`` names the place)
     and ``StorageError``; no file is left behind then.
     """
     started = time.monotonic()
     named = parse_tracks(tracks, quality)
+    video = video_encoder(encoder)
     identity = checked_identity(identity)
     first_position = whole_number(first_position, "first_position")
     if not isinstance(salt, bytes):
@@ -169,7 +172,12 @@ def write(
     with ExitStack() as stack:
         near = spool_directory(url)
         job, source_digest = prepare(
-            source, segmentation, plans, first_position=first_position, workers=workers
+            source,
+            segmentation,
+            plans,
+            first_position=first_position,
+            workers=workers,
+            video=video,
         )
         draft = replace(
             draft,
@@ -285,7 +293,7 @@ def _track(job: Job, plan: TrackPlan, start: int, stop: int, table: bytes) -> Tr
         data_start=start,
         data_stop=stop,
         layouts=job.layouts[plan.name],
-        encoder=CODECS[plan.codec].encoder(),
+        encoder=job.codec(plan.codec).encoder(),
     )
 
 

@@ -25,12 +25,12 @@ def with_level(payload: bytes, level_idc: int, where: str) -> bytes:
             continue
         body = bytearray(payload[unit.start + 2 : unit.stop].replace(b"\0\0\3", b"\0\0"))
         body[place] = level_idc
-        out += payload[done : unit.start + 2] + _escaped(bytes(body))
+        out += payload[done : unit.start + 2] + escaped(bytes(body))
         done = unit.stop
     return bytes(out + payload[done:])
 
 
-def _escaped(body: bytes) -> bytes:
+def escaped(body: bytes) -> bytes:
     """With emulation prevention."""
     out = bytearray()
     zeros = 0

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,16 @@ class FakeDriver:
 
     def learn(self, payload: bytes, frames: int, width: int, height: int) -> None:
         """Have the pictures of a payload ready, decoded in software."""
-        names = picture_names(payload)
+        names = picture_names(payload, self.hash)
         assert len(names) == frames
         for index, planes in iter_pictures(payload, frames, width, height, "fake"):
             (self.pictures / f"{names[index]:016x}").write_bytes(np.stack(planes).tobytes())
+
+    def hash(self, data: bytes) -> int:
+        """As ``driver.c`` computes it."""
+        function: Any = self.libraries["libnvcuvid.so.1"].kvf_fake_hash
+        function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_size_t], ctypes.c_uint64
+        return int(function(data, len(data)))
 
     def counter(self, library: str, name: str) -> int:
         """A counter of ``driver.c``; ``library`` is cuda or nvcuvid."""
@@ -81,22 +88,20 @@ class FakeDriver:
             os.environ.pop(f"KVF_FAKE_{name}", None)
 
 
-def picture_names(payload: bytes) -> list[int]:
-    """The FNV-1a hash of the slices of each picture, as ``driver.c`` computes it."""
+@lru_cache(maxsize=1)
+def shared_driver() -> FakeDriver:
+    """The one of this process."""
+    return FakeDriver()
+
+
+def picture_names(payload: bytes, hash_of: Callable[[bytes], int]) -> list[int]:
+    """The hash of the slices of each picture."""
     names: list[int] = []
     slices = b""
     for unit in parse_nal_units(payload, "fake"):
         if unit.kind <= 20:
             slices += b"\0\0\1" + payload[unit.start : unit.stop]
         elif unit.kind == 40:
-            names.append(fnv1a(slices))
+            names.append(hash_of(slices))
             slices = b""
     return names
-
-
-def fnv1a(data: bytes) -> int:
-    """64 bits."""
-    found = 14695981039346656037
-    for byte in data:
-        found = ((found ^ byte) * 1099511628211) & (2**64 - 1)
-    return found
