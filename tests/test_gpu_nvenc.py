@@ -118,7 +118,7 @@ def test_an_encoder_that_loses_is_found_out(tmp_path: Any, monkeypatch: pytest.M
 def test_a_file_written_through_it_is_valid(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvformat import writer as writing
 
-    monkeypatch.setattr(writing, "video_encoder", lambda name: NvencCodec("libx265", X265))
+    monkeypatch.setattr(writing, "video_encoder", lambda _: NvencCodec("libx265", X265))
     path = tmp_path / "a.kvf"
     kvformat.write(
         path, canonical_kv(2, 40, 2, 64), identity=unbound(), tracks=["hevc"], encoder="nvenc"

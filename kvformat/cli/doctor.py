@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from kvformat import FORMAT_VERSION, __version__
+from kvformat.cli.doctor_gpu import gpu_report, show_gpu
 from kvformat.cli.show import emit, facts, heading, progress, table
 from kvformat.cli.text import clean, write_json
 from kvformat.codecs.base import SegmentShape
@@ -43,8 +44,9 @@ WORKS: Final = "works"
     is_flag=True,
     help="Also measure how fast each codec decodes here, and keep the rates.",
 )
+@click.option("--gpu", "gpu", is_flag=True, help="Also try every decoder of kvformat.gpu.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(*, measuring: bool, as_json: bool) -> None:
+def command(*, measuring: bool, gpu: bool, as_json: bool) -> None:
     """Show versions and try every codec on a tiny segment.
 
     Ends with exit code 69 if a codec of the format does not work here.
@@ -65,11 +67,15 @@ def command(*, measuring: bool, as_json: bool) -> None:
     broken = [name for name, state in found["codecs"].items() if not state.startswith(WORKS)]
     rates = _measured() if measuring and not broken else load_rates()
     found["rates"] = rates_json(rates)
+    if gpu:
+        found["gpu"] = gpu_report()
     if as_json:
         write_json(found)
     else:
         _show(found)
         show_rates(rates)
+        if gpu:
+            show_gpu(found["gpu"])
     if broken:
         raise UnsupportedError(
             "codec.unavailable",
@@ -181,7 +187,7 @@ def _hardware() -> dict[str, str]:
     return {
         "built in": f"{kinds} (says nothing about this machine)",
         "nvidia": _try_nvidia(av),
-        "note": "kvformat 0.9 itself decodes on the CPU",
+        "note": "used only where asked for (decoder='nvdec'): see --gpu",
     }
 
 
