@@ -87,8 +87,8 @@ class Backend(Protocol):
     def mark(self, names: Sequence[ObjectName]) -> None:
         """Note a use of all of these, ancestors first, with one time. Failures do not matter."""
 
-    def hold(self, name: ObjectName) -> Hold | None:
-        """Keep it from being deleted; None if it is not there."""
+    def hold(self, names: Sequence[ObjectName]) -> Sequence[Hold]:
+        """Keep all objects that these names of one cell lead to; empty if the last is not there."""
 
     def entries(self) -> Iterator[Entry]:
         """All that is in the store: for statistics and eviction, never for a lookup."""

@@ -4,47 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from kvformat.identity import Identity, Lineage
+from kvformat.identity import Lineage
 from kvformat.store.handover import Spec
 from kvformat.store.names import ObjectName
 from kvformat.store.options import StoreOptions
 from kvformat.store.results import ExtentRef, Refusal
+from kvformat.store.scope import Scope
 from kvformat.tokens import ContentSpan
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One extent to write: its names in ascending order and those of all extents before it.
+    """One extent to write, as blocks [``start``, ``end``); both 0 for an engine's key.
 
-    ``fresh_tokens`` are those that no shorter extent of the cell holds already.
+    ``suspect`` is an object that a reader found damaged: if it still is, it is replaced.
     """
 
     extent: ExtentRef
-    names: tuple[ObjectName, ...]
-    ancestors: tuple[ObjectName, ...]
-    fresh_tokens: int
-    replace: bool = False
+    suspect: ObjectName | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeJob:
     """Tensors in shared memory, from position ``first_position`` on, and the extents to write.
 
-    ``token_ids`` are uint32 bytes from position 0 on, None for an engine's key.
+    ``token_ids`` are uint32 bytes from position 0 on, None for an engine's key; ``hashes`` are
+    h(1), h(2), ... of all whole blocks.
     """
 
     spec: Spec
-    identity: Identity
-    salt: bytes
+    scope: Scope
     track: str
     targets: tuple[Target, ...]
     token_ids: bytes | None
+    hashes: tuple[str, ...] = ()
     first_position: int = 0
     content: tuple[ContentSpan, ...] = ()
     lineage: Lineage = field(default_factory=Lineage)
-    window_tokens: int | None = None
+
+    def names(self, target: Target) -> tuple[ObjectName, ...]:
+        """All names under which a target will be found, ascending."""
+        extent = target.extent
+        if self.token_ids is None:
+            return (extent.name,)
+        return self.scope.names(self.hashes, extent.start, extent.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +74,13 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of one target."""
+    """What became of one target; ``first_bytes`` are ``file_bytes`` of a first encoding."""
 
     refusal: Refusal | None
     detail: str = ""
     file_bytes: int = 0
     source_bytes: int = 0
-    logical_bytes: int = 0
+    first_bytes: int = 0
     seconds: float = 0.0
     codec: str = ""
 
@@ -88,4 +92,3 @@ class Answer:
     written: tuple[Written, ...] = ()
     gauges: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, float] = field(default_factory=dict)
-    extra: Any = None

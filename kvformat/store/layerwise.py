@@ -100,7 +100,7 @@ class BlockStream:
         wanted = held if self._layers is None else sorted(self._layers)
         runs = [wanted]
         if self._order == "layer-major":
-            runs = [wanted[i : i + LAYER_RUN] for i in range(0, len(wanted), LAYER_RUN)]
+            runs = _runs(held, wanted)
         plan = [(item, run) for run in runs for item in opened]
         started: deque[tuple[Opened, Stream]] = deque()
         try:
@@ -117,25 +117,25 @@ class BlockStream:
         for item in opened:
             if item.extent.tokens[1] <= self._good:
                 begin, end = self._part(item)
+                self._account.names.append(item.extent.name)
                 self._loader.succeeded(item, end - begin, 0, self.report.seconds)
         self._account.tokens = self._good
 
     def _open(self) -> list[Opened]:
-        """All extents of the span, cut at the first that is bad."""
+        """All objects of the span, cut at the first that is bad."""
         begin, end = self._span
         wanted = [x for x in self._hit.extents if x.tokens[0] < end and x.tokens[1] > begin]
-        opened: list[Opened] = []
+        found: list[Opened] = []
         ahead = self._loader.opened_ahead(wanted, self._hit.hashes)
         with contextlib.closing(ahead):
-            for extent, future in ahead:
-                try:
-                    item = future.result()
-                except Exception as error:
-                    self._fail(extent, extent.tokens[0], error)
+            for cell in ahead:
+                self._stack.callback(cell.close)
+                found += cell.pieces
+                if cell.error is not None:
+                    good = found[-1].extent.tokens[1] if found else begin
+                    self._fail(cell.extent, good, cell.error)
                     break
-                opened.append(item)
-                self._stack.enter_context(item.artifact)
-        return opened
+        return [x for x in found if x.extent.tokens[0] < end and x.extent.tokens[1] > begin]
 
     def _part(self, item: Opened) -> tuple[int, int]:
         first, stop = item.extent.tokens
@@ -175,3 +175,12 @@ class BlockStream:
         """Everything from position ``good`` on must be computed anew."""
         self._loader.fault(self._account, extent, error, late=self._deadline.expired)
         self._good = min(self._good, max(good, self._span[0]))
+
+
+def _runs(held: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
+    """The wanted layers in the runs in which an artifact stores them: none is decoded twice."""
+    place = {layer: number // LAYER_RUN for number, layer in enumerate(held)}
+    found: dict[int, list[int]] = {}
+    for layer in wanted:
+        found.setdefault(place.get(layer, -1), []).append(layer)
+    return list(found.values())

@@ -23,10 +23,10 @@ from kvformat.report import ReadReport
 from kvformat.store.backend import Backend
 from kvformat.store.faults import MissError, miss_of
 from kvformat.store.metrics import Metrics
+from kvformat.store.names import ObjectName
 from kvformat.store.options import StoreOptions
 from kvformat.store.results import ExtentFault, ExtentRef, Hit, LoadReport, Miss
 from kvformat.store.scope import Scope
-from kvformat.tokens import BLOCK_TOKENS
 from kvformat.tracks import EXACT, Track
 
 OPEN_AHEAD: Final = 4
@@ -43,6 +43,7 @@ class Account:
     lineage: Lineage = EXACT_LINEAGE
     predicted_s: float | None = None
     tracks: dict[str, None] = field(default_factory=dict)
+    names: list[ObjectName] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def add(self, artifact: Artifact, track: Track, report: ReadReport | None = None) -> None:
@@ -64,12 +65,26 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A checked artifact and the track to read."""
+    """A checked artifact, the blocks that it is to serve, and the track to read."""
 
     extent: ExtentRef
     artifact: Artifact
     track: Track
     predicted_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCell:
+    """The objects of a cell, ascending and without a gap, and why they are not all of it."""
+
+    pieces: tuple[Opened, ...]
+    extent: ExtentRef
+    error: Exception | None = None
+
+    def close(self) -> None:
+        """Close all."""
+        for piece in self.pieces:
+            piece.artifact.close()
 
 
 class Deadline:
@@ -102,27 +117,57 @@ class Loader:
     ) -> None:
         self.backend, self.scope, self.options, self.metrics = backend, scope, options, metrics
 
-    def open(self, extent: ExtentRef, hashes: Sequence[str]) -> Opened:
-        """An extent whose identity and tokens are those of the request; raises."""
-        return self._open(extent, lambda found: self.scope.check(found, extent, hashes))
+    def open_cell(self, cell: ExtentRef, hashes: Sequence[str]) -> OpenedCell:
+        """The objects that lead to the end of a cell's stored part; never raises.
+
+        From each object to its parent, as long as that is in the cell. Where one is bad, the
+        objects that lead to the last good state before are what is left.
+        """
+        first: Exception | None = None
+        for end in reversed(self.scope.grid.names_in_cell(cell.end)):
+            try:
+                pieces = self._open_back(cell, end, hashes)
+            except Exception as error:
+                first = first or error
+                continue
+            return OpenedCell(pieces, cell, first)
+        return OpenedCell((), cell, first)
+
+    def _open_back(self, cell: ExtentRef, end: int, hashes: Sequence[str]) -> tuple[Opened, ...]:
+        found: list[Opened] = []
+        try:
+            while end > cell.start:
+                wanted = ExtentRef(self.scope.name(hashes, end), cell.start, end)
+                found.append(self._open(wanted, lambda a: self.scope.check(a, wanted, hashes)))  # noqa: B023
+                end = found[-1].extent.start
+        except BaseException:
+            for item in found:
+                item.artifact.close()
+            raise
+        return tuple(reversed(found))
 
     def open_key(self, extent: ExtentRef) -> Opened:
         """What is filed under an engine's key; raises."""
-        return self._open(extent, lambda found: self.scope.check_key(found, extent.name))
 
-    def _open(self, extent: ExtentRef, check: Callable[[Artifact], None]) -> Opened:
+        def check(artifact: Artifact) -> int:
+            self.scope.check_key(artifact, extent.name)
+            return 0
+
+        return self._open(extent, check)
+
+    def _open(self, extent: ExtentRef, check: Callable[[Artifact], int]) -> Opened:
         artifact = open_artifact(
             self.backend.locate(extent.name),
             storage_options=self.options.storage_options or None,
             transport=self.options.transport,
         )
         try:
-            check(artifact)
+            start = check(artifact)
             track, predicted_s = self._choose(artifact)
         except BaseException:
             artifact.close()
             raise
-        return Opened(extent, artifact, track, predicted_s)
+        return Opened(ExtentRef(extent.name, start, extent.end), artifact, track, predicted_s)
 
     def _choose(self, artifact: Artifact) -> tuple[Track, float | None]:
         """The soonest track of the namespace's quality, and what the cost model expects of it."""
@@ -138,21 +183,23 @@ class Loader:
         return artifact.track(decision.track), predicted
 
     def opened_ahead(
-        self, extents: Sequence[ExtentRef], hashes: Sequence[str]
-    ) -> Generator[tuple[ExtentRef, Future[Opened]], None, None]:
-        """Futures of the extents in order, a few of them opened before their turn."""
+        self, cells: Sequence[ExtentRef], hashes: Sequence[str]
+    ) -> Generator[OpenedCell, None, None]:
+        """The cells in order, a few of them opened before their turn.
+
+        Whoever takes one closes it.
+        """
         pool = ThreadPoolExecutor(OPEN_AHEAD, thread_name_prefix="kvformat-store-open")
-        pending: deque[tuple[ExtentRef, Future[Opened]]] = deque()
-        rest = deque(extents)
+        pending: deque[Future[OpenedCell]] = deque()
+        rest = deque(cells)
         try:
             while rest or pending:
                 while rest and len(pending) < OPEN_AHEAD:
-                    extent = rest.popleft()
-                    pending.append((extent, pool.submit(self.open, extent, hashes)))
-                yield pending.popleft()
+                    pending.append(pool.submit(self.open_cell, rest.popleft(), hashes))
+                yield pending.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            for _, future in pending:
+            for future in pending:
                 future.add_done_callback(_close_unused)
 
     def fault(
@@ -195,37 +242,52 @@ class Loader:
         Stops at the first fault. Nothing but ``KeyboardInterrupt`` and the like is raised.
         """
         account = Account(tokens=tokens[0])
-        wanted = [
-            item
-            for item in hit.extents
-            if item.tokens[0] < tokens[1] and item.tokens[1] > tokens[0]
-        ]
+        wanted = [x for x in hit.extents if x.tokens[0] < tokens[1] and x.tokens[1] > tokens[0]]
         deadline = Deadline(self.options.load_deadline_s)
         ahead = self.opened_ahead(wanted, hit.hashes)
         try:
-            for extent, future in ahead:
-                begin, end = max(extent.tokens[0], tokens[0]), min(extent.tokens[1], tokens[1])
-                try:
-                    opened = future.result()
-                    with opened.artifact:
-                        good = self._read(
-                            opened,
-                            place(begin, end),
-                            (begin, end),
-                            selection,
-                            account=account,
-                            deadline=deadline,
-                        )
-                except Exception as error:
-                    self.fault(account, extent, error, late=deadline.expired)
-                    break
-                account.tokens = good
-                if good < end:
+            for cell in ahead:
+                whole = self._read_cell(
+                    cell, place, tokens, selection, account=account, deadline=deadline
+                )
+                if not whole:
                     break
         finally:
             deadline.stop()
             ahead.close()
         return account
+
+    def _read_cell(
+        self,
+        cell: OpenedCell,
+        place: Callable[[int, int], NDArray[Any] | Mapping[str, NDArray[Any]]],
+        tokens: tuple[int, int],
+        selection: Mapping[str, Any],
+        *,
+        account: Account,
+        deadline: Deadline,
+    ) -> bool:
+        """Read the pieces of a cell; whether all that is wanted of it is there."""
+        with contextlib.closing(cell):
+            for piece in cell.pieces:
+                begin = max(piece.extent.tokens[0], tokens[0])
+                end = min(piece.extent.tokens[1], tokens[1])
+                if begin >= end:
+                    continue
+                try:
+                    buffers = place(begin, end)
+                    good = self._read(
+                        piece, buffers, (begin, end), selection, account=account, deadline=deadline
+                    )
+                except Exception as error:
+                    self.fault(account, piece.extent, error, late=deadline.expired)
+                    return False
+                account.tokens = good
+                if good < end:
+                    return False
+            if cell.error is not None:
+                self.fault(account, cell.extent, cell.error, late=deadline.expired)
+        return cell.error is None
 
     def _read(
         self,
@@ -252,6 +314,7 @@ class Loader:
         )
         seconds = time.monotonic() - started
         account.add(opened.artifact, opened.track, report)
+        account.names.append(opened.extent.name)
         if opened.predicted_s is not None:
             account.predicted_s = (account.predicted_s or 0.0) + opened.predicted_s
         good = first + report.validity.valid_end
@@ -266,16 +329,11 @@ class Loader:
         return good
 
 
-def _close_unused(future: Future[Opened]) -> None:
+def _close_unused(future: Future[OpenedCell]) -> None:
     with contextlib.suppress(BaseException):
-        future.result().artifact.close()
+        future.result().close()
 
 
 def cut_hit(hit: Hit, count: int) -> Hit:
-    """A hit with its first ``count`` extents."""
+    """A hit with its first ``count`` cells."""
     return Hit(hit.extents[:count], hit.hashes, hit.probes, hit.miss)
-
-
-def whole_blocks(tokens: int) -> int:
-    """Blocks that lie whole in so many tokens."""
-    return tokens // BLOCK_TOKENS

@@ -132,10 +132,21 @@ class LocalBackend:
                 if found.st_atime_ns < now:
                     os.utime(path, ns=(now, found.st_mtime_ns))
 
-    def hold(self, name: ObjectName) -> FileHold | None:
-        """An open file with a shared lock."""
-        with storage_errors(name.path, "io.read", "holding"):
-            return FileHold.take(self._path(name))
+    def hold(self, names: Sequence[ObjectName]) -> list[FileHold]:
+        """Open files with shared locks, one for each file that the names lead to."""
+        holds: list[FileHold] = []
+        seen: set[int] = set()
+        with storage_errors(names[-1].path, "io.read", "holding"):
+            for name in reversed(names):
+                path = self._path(name)
+                found = _stat(path)
+                if found is not None and found.st_ino not in seen:
+                    seen.add(found.st_ino)
+                    hold = FileHold.take(path)
+                    holds += [] if hold is None else [hold]
+                if not holds:
+                    return []
+        return holds
 
     def entries(self) -> Iterator[Entry]:
         """Walk the directory; what disappears meanwhile is left out."""

@@ -2,13 +2,17 @@
 
 **Grid.** Tokens form blocks of 256 (spec 6.2); the state after block i has the name h(i), which
 depends on every token before it. *Cells* are runs of ``cell_blocks`` blocks E, E in 1, 2, 4, 8, 16.
-An *extent* starts at the start of a cell and ends inside or at the end of that cell, so that the
-extents of a prefix follow from its length alone: those at h(E), h(2E), ... and the last one.
+An *extent* [a, e) starts where the stored part of its cell ended, or at the start of the cell, and
+ends inside or at the end of the cell. It is found under h(e) and names its parent h(a). Nothing
+that is stored is stored again when a prompt grows or branches.
 
-**Names.** On a dense grid (``g``) an extent [kE, e) is found under each of h(kE + 1) to h(e), since
-full attention serves every shorter prefix. On a sparse grid (``s``), for layers with a window or
-a state, which serve no shorter prefix, and for storage without links, an extent is found only
-under h(e), and its length is one of 1, 2, 4, ..., E.
+**Names.** On a dense grid (``g``) an extent is found under each of h(a + 1) to h(e), since full
+attention serves every shorter prefix. On a sparse grid (``s``), for layers with a window or a
+state, which serve no shorter prefix, and for storage without links, it is found only under h(e),
+and e is 1, 2, 4, ..., E blocks behind the start of the cell.
+
+The ends of cells inside a prefix are names of extents. So a prefix is found cell by cell, all at
+once, and only inside a cell from an extent to its parent.
 
 **Invariants** that the store keeps: (1) an extent is published only while its parent is present;
 (2) the names of a dense extent appear in ascending order and go in descending order; (3) eviction
@@ -18,9 +22,9 @@ h(mE) without a gap, and so are the names inside one dense cell.
 
 **Bound.** For n blocks, ``longest_prefix`` asks for at most ``probe_limit(n)`` = max(1, 2 log2(n))
 names. It first searches the M = n // E ends of cells by halving: ceil(log2(M + 1)) questions. Then
-it looks into the one cell that follows. It holds r <= min(E - 1, n - kE) further names: on a dense
-grid ceil(log2(r + 1)) questions, on a sparse one at most floor(log2(r)) + 1, from the longest down.
-Each is at most ceil(log2(r + 1)), because floor(log2(r)) + 1 = ceil(log2(r + 1)) for r >= 1.
+it looks into the one cell that follows, at kE. It holds r <= min(E - 1, n - kE) further names: on a
+dense grid ceil(log2(r + 1)) questions, on a sparse one at most floor(log2(r)) + 1, from the longest
+down. Each is at most ceil(log2(r + 1)), because floor(log2(r)) + 1 = ceil(log2(r + 1)) for r >= 1.
 For n < E the first search asks nothing, r = n, and ceil(log2(n + 1)) <= 2 log2(n) for n >= 2.
 For n >= E, ceil(log2(M + 1)) = floor(log2(M)) + 1 with M <= n / E, and the second part asks at
 most log2(E), so the sum is at most log2(n) + 1 <= 2 log2(n) for n >= 2. For n = 1 it is one.
@@ -52,35 +56,35 @@ class Grid:
         """Its part of a namespace: ``g4``, ``s16``."""
         return f"{'g' if self.dense else 's'}{self.cell_blocks}"
 
-    def start_of(self, end: int) -> int:
-        """The block at which an extent starts that serves the state ``end`` >= 1."""
+    def cell_of(self, end: int) -> int:
+        """The block at which the cell starts that the state ``end`` >= 1 ends in."""
         return (end - 1) // self.cell_blocks * self.cell_blocks
 
     def ends(self, end: int) -> tuple[int, ...]:
-        """The states under which the extents of the prefix of ``end`` blocks are found."""
+        """The last state of each cell of the prefix of ``end`` blocks."""
         whole = end // self.cell_blocks
         cells = tuple(self.cell_blocks * number for number in range(1, whole + 1))
         return cells if end % self.cell_blocks == 0 else (*cells, end)
 
-    def longest_end(self, start: int, blocks: int) -> int:
-        """The largest end of an extent at cell start ``start`` when ``blocks`` states exist.
+    def next_end(self, start: int, blocks: int) -> int:
+        """The end of an extent to write at ``start`` when ``blocks`` states exist.
 
-        It is ``start`` where there is none.
+        It is ``start`` where none fits.
         """
-        length = min(self.cell_blocks, blocks - start)
+        cell = start // self.cell_blocks * self.cell_blocks
+        length = min(self.cell_blocks, blocks - cell)
         if length <= 0:
             return start
-        return start + (length if self.dense else 1 << (length.bit_length() - 1))
+        end = cell + (length if self.dense else 1 << (length.bit_length() - 1))
+        return max(start, end)
 
-    def worth_writing(self, start: int, end: int, present: int) -> bool:
-        """Whether to write [start, end) where the cell is stored up to ``present`` already.
-
-        Only at the end of the cell or twice as long as what is there: a prompt that grows by
-        small steps is then written less than twice, never once per step.
-        """
-        if end <= present:
-            return False
-        return end - start == self.cell_blocks or end - start >= 2 * (present - start)
+    def names_in_cell(self, end: int) -> tuple[int, ...]:
+        """The states up to ``end``, in its cell, that may have names; ascending."""
+        cell = self.cell_of(end)
+        if self.dense:
+            return tuple(range(cell + 1, end + 1))
+        lengths = (1 << power for power in range(self.cell_blocks.bit_length()))
+        return tuple(cell + length for length in lengths if cell + length <= end)
 
 
 def longest_prefix(blocks: int, grid: Grid, present: Present) -> int:

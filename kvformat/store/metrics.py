@@ -27,8 +27,8 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "published": ("Extents published, by codec", ("codec",)),
     "refusals": ("Extents not stored, by reason", ("reason",)),
     "source_bytes": ("Bytes of tensors that were published", ()),
-    "logical_bytes": ("Of these, bytes of tokens that no shorter extent held before", ()),
     "written_bytes": ("Bytes written to the store, all encodings", ()),
+    "first_bytes": ("Of these, bytes of first encodings", ()),
     "evicted": ("Objects evicted", ()),
     "evicted_bytes": ("Bytes freed by eviction", ()),
     "encoder_restarts": ("Times that the encoder process had to be started again", ()),
@@ -132,9 +132,10 @@ class Metrics:
 
     @property
     def write_amplification(self) -> float | None:
-        """Source bytes encoded over source bytes that were new; None before the first write.
+        """Bytes written over what the first encoding of each extent took; None before the first.
 
-        What makes it more than 1: a prompt's tail that is stored again in a longer extent.
+        Extents are written once; what makes it more than 1 is a second encoding (``hevc`` of
+        popular extents) and the repair of damaged ones.
         """
-        logical = self.value("logical_bytes")
-        return self.value("source_bytes") / logical if logical else None
+        written, fresh = self.value("written_bytes"), self.value("first_bytes")
+        return written / fresh if fresh else None

@@ -95,9 +95,9 @@ class ObjectBackend:
             with contextlib.suppress(StorageError), self._errors("marking"):
                 self._fs.pipe_file(self._full(name.path.removesuffix(SUFFIX) + USE), b"1")
 
-    def hold(self, name: ObjectName) -> _Held:
-        """Only this process knows of it; whether the object is there shows when it is read."""
-        return _Held(self, name.path)
+    def hold(self, names: Sequence[ObjectName]) -> list[_Held]:
+        """Only this process knows of it; whether they are there shows when they are read."""
+        return [_Held(self, name.path) for name in names]
 
     def entries(self) -> Iterator[Entry]:
         """One listing of the prefix."""

@@ -36,7 +36,7 @@ class StoreCollector(Collector):
             yield GaugeMetricFamily(PREFIX + name, text, value=self._metrics.value(name))
         amplification = self._metrics.write_amplification
         if amplification is not None:
-            text = "Source bytes encoded over source bytes that were new"
+            text = "Bytes written over bytes of first encodings"
             yield GaugeMetricFamily(PREFIX + "write_amplification", text, value=amplification)
         yield from self._histograms()
 

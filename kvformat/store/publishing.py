@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from kvformat.artifact import open_artifact
+from kvformat.artifact import Artifact, open_artifact
 from kvformat.cache import Cache
+from kvformat.digests import digest
 from kvformat.errors import InvalidError, KvformatError, StorageError
-from kvformat.identity import Lineage
 from kvformat.storage import local_path
 from kvformat.store.backend import Backend
 from kvformat.store.convert import transcode
@@ -54,51 +54,65 @@ class Publisher:
         self._since_look: int | None = None
 
     def encode(self, job: EncodeJob, cache: Cache) -> Answer:
-        """All targets of a job, parents first."""
+        """All targets of a job, parents first; what is stored then counts as used."""
         written = tuple(self._one(job, cache, target) for target in job.targets)
+        self._mark(job, written)
         full = any(item.refusal is Refusal.FULL_DISK for item in written)
         new_bytes = sum(item.file_bytes for item in written)
         collected = self._look(new_bytes, full=full)
         return Answer(written, *_told(collected))
 
+    def _mark(self, job: EncodeJob, written: Sequence[Written]) -> None:
+        """All names of the prefix with one time, the first ones first."""
+        ends = [
+            target.extent.end
+            for target, item in zip(job.targets, written, strict=True)
+            if item.refusal is None
+        ]
+        if ends and job.token_ids is not None:
+            scope, grid = job.scope, job.scope.grid
+            wanted = range(1, ends[-1] + 1) if self._backend.dense else grid.ends(ends[-1])
+            self._backend.mark([scope.name(job.hashes, end) for end in wanted])
+
     def _one(self, job: EncodeJob, cache: Cache, target: Target) -> Written:
         started = time.monotonic()
+        extent, keyed = target.extent, job.token_ids is None
+        parent = job.scope.name(job.hashes, extent.start) if extent.start else None
         try:
-            refusal = self._refusal(target)
+            damaged = target.suspect is not None and self._damaged(target.suspect)
+            refusal = self._refusal(extent.name, parent, damaged=damaged)
             if refusal is not None:
                 return Written(refusal)
-            extent = target.extent
             part: Cache | None = cache
-            if job.token_ids is not None:
-                start, stop = extent.tokens
-                part = cut(cache, job.first_position, start, stop, job.window_tokens)
+            if not keyed:
+                window = job.scope.window_tokens
+                part = cut(cache, job.first_position, *extent.tokens, window)
             if part is None:
                 return Written(Refusal.WINDOW)
             report = self._backend.publish(
-                target.names,
+                job.names(target),
                 lambda url, overwrite: self._write(job, part, target, url, overwrite=overwrite),
-                replace=target.replace,
-                after=target.ancestors[-1] if target.ancestors else None,
+                replace=damaged,
+                after=parent,
             )
-            self._backend.mark((*target.ancestors, *target.names[-1:]))
         except Exception as error:
             refusal = refusal_of(error)
             if refusal is Refusal.INTERNAL:
                 _log.exception("an extent cannot be stored")
             return Written(refusal, str(error))
         size = source_bytes(part)
-        tokens = max(part.token_count, 1)
-        fresh = size * target.fresh_tokens // tokens if job.token_ids is not None else size
         codec = job.track.rpartition("/")[2]
         seconds = time.monotonic() - started
-        return Written(None, "", report.file_bytes, size, fresh, seconds, codec)
+        first = 0 if damaged else report.file_bytes
+        return Written(None, "", report.file_bytes, size, first, seconds, codec)
 
-    def _refusal(self, target: Target) -> Refusal | None:
+    def _refusal(
+        self, name: ObjectName, parent: ObjectName | None, *, damaged: bool
+    ) -> Refusal | None:
         """What is known before any work."""
-        name = target.names[-1]
-        if self._backend.present(name) and not (target.replace and self._damaged(name)):
+        if not damaged and self._backend.present(name):
             return Refusal.PRESENT
-        if target.ancestors and not self._backend.present(target.ancestors[-1]):
+        if parent is not None and not self._backend.present(parent):
             return Refusal.NO_PARENT
         return None
 
@@ -122,18 +136,18 @@ class Publisher:
     def _write(
         self, job: EncodeJob, part: Cache, target: Target, url: str, *, overwrite: bool
     ) -> WriteReport:
-        ids = None
+        ids, scope = None, job.scope
+        start, stop = target.extent.tokens
         if job.token_ids is not None:
-            ids = np.frombuffer(job.token_ids, "<u4")[: target.extent.tokens[1]]
-        stop = target.extent.tokens[1]
+            ids = np.frombuffer(job.token_ids, "<u4")[:stop]
         return write(
             url,
             part,
-            identity=job.identity,
+            identity=scope.identity,
             token_ids=ids,
-            salt=job.salt if ids is not None else b"",
+            salt=scope.salt if ids is not None else b"",
             tracks=[job.track],
-            first_position=target.extent.tokens[0] if ids is not None else 0,
+            first_position=start if ids is not None else 0,
             content=tuple(span for span in job.content if span.start + span.count <= stop),
             lineage=job.lineage,
             overwrite=overwrite,
@@ -190,13 +204,8 @@ def _told(collected: Collected | None) -> tuple[dict[str, float], dict[str, floa
     return gauges, counts
 
 
-def check_segments(artifact: object) -> None:
+def check_segments(artifact: Artifact) -> None:
     """Every digest of an open artifact; raises ``InvalidError``."""
-    from kvformat.artifact import Artifact
-    from kvformat.digests import digest
-
-    if not isinstance(artifact, Artifact):
-        raise TypeError
     for track in artifact.manifest.tracks:
         table = artifact.segment_table(track)
         for index in range(len(artifact.set_table(track.quality))):
@@ -245,8 +254,3 @@ def convert_object(backend: Backend, options: StoreOptions, name: ObjectName, co
         names = names_of(name, hashes, tokens.first_position // BLOCK_TOKENS) or (name,)
     backend.promote(names if names[-1] == name else (name,), variant)
     return size
-
-
-def lossy(lineage: Lineage) -> bool:
-    """Whether tensors of this lineage are refused by a namespace that is not mixed."""
-    return lineage.generations > 0

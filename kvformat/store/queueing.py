@@ -97,8 +97,7 @@ class EncoderQueue:
                 memory.close()
                 return False
             self._waiting.append(Waiting(job, memory))
-            for target in job.targets:
-                self._paths[target.names[-1].path] += 1
+            self._paths.update(_paths(job))
             self._metrics.count("puts", by=len(job.targets))
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -137,11 +136,8 @@ class EncoderQueue:
     def _finish(self, item: Waiting) -> None:
         self._held_bytes -= item.memory.size_bytes
         item.memory.close()
-        for target in item.job.targets:
-            path = target.names[-1].path
-            self._paths[path] -= 1
-            if not self._paths[path]:
-                del self._paths[path]
+        self._paths.subtract(_paths(item.job))
+        self._paths = +self._paths
 
     def _gauges(self) -> None:
         self._metrics.set("queue_bytes", self._held_bytes)
@@ -220,9 +216,14 @@ class EncoderQueue:
                 continue
             self._metrics.count("published", one.codec)
             self._metrics.count("source_bytes", by=one.source_bytes)
-            self._metrics.count("logical_bytes", by=one.logical_bytes)
+            self._metrics.count("first_bytes", by=one.first_bytes)
             self._metrics.count("written_bytes", by=one.file_bytes)
             self._metrics.observe("encode_seconds", one.seconds, one.codec)
+
+
+def _paths(job: EncodeJob) -> list[str]:
+    """All names that a job is going to make."""
+    return [name.path for target in job.targets for name in job.names(target)]
 
 
 class _Process:

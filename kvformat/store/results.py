@@ -51,7 +51,7 @@ class Refusal(StrEnum):
     NO_PARENT = "no-parent"
     """What comes before it is not stored, so no lookup would reach it."""
     SHORT = "short"
-    """Less than a block, or too little more than what is there."""
+    """Less than a block, or where the grid is sparse less than to its next end."""
     LINEAGE = "lineage"
     WINDOW = "window"
     """A window or a state is not known at the end of this extent."""
@@ -68,7 +68,10 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExtentRef:
-    """An extent of a hit: blocks [``start``, ``end``) of the sequence, under ``name``."""
+    """Blocks [``start``, ``end``) of the sequence, found under ``name``.
+
+    In a hit these are cells; one may consist of several objects, each behind its parent.
+    """
 
     name: ObjectName
     start: int
@@ -82,7 +85,7 @@ class ExtentRef:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The answer of a lookup: the longest stored prefix as extents in ascending order.
+    """The answer of a lookup: the longest stored prefix as cells in ascending order.
 
     ``tokens`` may be 0; ``miss`` then says why. ``hashes`` are h(1), h(2), ... of the request's
     whole blocks. ``probes`` counts the questions to the storage.

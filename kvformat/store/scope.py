@@ -35,35 +35,47 @@ class Scope:
         """The object that leads to the state after ``end`` blocks."""
         return ObjectName(self.namespace, hashes[end - 1], end)
 
-    def extents(self, hashes: Sequence[str], end: int) -> tuple[ExtentRef, ...]:
-        """The extents of the prefix of ``end`` blocks."""
+    def cells(self, hashes: Sequence[str], end: int) -> tuple[ExtentRef, ...]:
+        """The cells of the prefix of ``end`` blocks."""
         return tuple(
-            ExtentRef(self.name(hashes, item), self.grid.start_of(item), item)
+            ExtentRef(self.name(hashes, item), self.grid.cell_of(item), item)
             for item in self.grid.ends(end)
         )
 
-    def check(self, artifact: Artifact, extent: ExtentRef, hashes: Sequence[str]) -> None:
-        """Raise ``MissError`` unless the artifact is the KV of these blocks of this request.
+    def names(self, hashes: Sequence[str], start: int, end: int) -> tuple[ObjectName, ...]:
+        """The names of an extent [``start``, ``end``), ascending."""
+        first = start + 1 if self.grid.dense else end
+        return tuple(self.name(hashes, item) for item in range(first, end + 1))
 
-        Comparing with the hashes of the request is TOK-10 and TOK-14: they were computed over
-        its token ids and content, the identity and the salt.
+    def names_in_cell(self, hashes: Sequence[str], end: int) -> tuple[ObjectName, ...]:
+        """All names up to ``end`` that its cell may have, ascending."""
+        return tuple(self.name(hashes, item) for item in self.grid.names_in_cell(end))
+
+    def check(self, artifact: Artifact, extent: ExtentRef, hashes: Sequence[str]) -> int:
+        """The block at which the artifact starts, inside ``extent``.
+
+        Raises ``MissError`` unless it is the KV of the blocks from there to ``extent.end`` of
+        this request. Comparing with the hashes of the request is TOK-10 and TOK-14: they were
+        computed over its token ids and content, the identity and the salt.
         """
         self._check_identity(artifact)
         self._check_kind(artifact)
-        tokens, start, end = artifact.manifest.tokens, extent.start, extent.end
+        tokens, end = artifact.manifest.tokens, extent.end
         chain = tokens.chain
         if chain is None or chain.salted != bool(self.salt):
             raise MissError(Miss.OTHER_TOKENS, "no chain, or one of another tenant")
-        parent = hashes[start - 1] if start else None
-        wanted = tuple(hashes[start:end])
-        if tokens.first_position != start * BLOCK_TOKENS or chain.parent != parent:
+        start = tokens.first_position // BLOCK_TOKENS
+        if not extent.start <= start < end:
+            raise MissError(Miss.OTHER_TOKENS, "it begins at another position")
+        if chain.parent != (hashes[start - 1] if start else None):
             raise MissError(Miss.OTHER_TOKENS, "the tokens before it are others")
         count = (end - start) * BLOCK_TOKENS
-        if chain.hashes[: end - start] != wanted or tokens.count < count:
+        if chain.hashes[: end - start] != tuple(hashes[start:end]) or tokens.count < count:
             raise MissError(Miss.OTHER_TOKENS, "it holds other tokens")
         lengths = artifact.manifest.valid_lengths
         if lengths is not None and count not in lengths:
             raise MissError(Miss.OTHER_TOKENS, f"it does not serve {count} tokens")
+        return start
 
     def check_key(self, artifact: Artifact, name: ObjectName) -> None:
         """The same for an engine's own key."""

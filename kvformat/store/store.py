@@ -117,9 +117,8 @@ class Store:
         if self.breaker.opened > before:
             self.metrics.count("breaker_opened")
 
-    def used(self, names: Sequence[ObjectName]) -> None:
-        """Extents of one prefix were loaded, in ascending order."""
-        self.backend.mark(names)
+    def loaded(self, names: Sequence[ObjectName]) -> None:
+        """Extents were loaded: how popular each is decides what is converted when idle."""
         if self.options.popular_loads is None or self.options.quality == EXACT:
             return
         with self._lock:
@@ -147,6 +146,10 @@ class Store:
             self._damaged[name.path] = None
             if len(self._damaged) > MOST_REMEMBERED:
                 self._damaged.popitem(last=False)
+
+    def knows_damage(self) -> bool:
+        """Whether a reader of this process complained of anything."""
+        return bool(self._damaged)
 
     def is_damaged(self, name: ObjectName) -> bool:
         """Whether a reader of this process complained of it."""

@@ -115,89 +115,70 @@ class Putter:
             return Receipt((), tuple(refused))
         begin = targets[0].extent.tokens[0]
         end = targets[-1].extent.tokens[1]
+        part: Cache | None = source
         if any(item.group.tokens.kind != "all" for item in source.groups):
             begin, end = first, first + source.token_count  # windows are of the whole cache
-            part: Cache | None = source
         else:
             part = cut(source, first, begin, end)
         if part is None:
             return Receipt((), (*refused, (None, Refusal.WINDOW)))
         job = EncodeJob(
             plan(part),
-            self._scope.identity,
-            self._scope.salt,
+            self._scope,
             self._track(part),
             tuple(targets),
             np.ascontiguousarray(ids[:end], "<u4").tobytes(),
+            tuple(hashes[: end // BLOCK_TOKENS]),
             begin,
             content,
             lineage,
-            self._scope.window_tokens,
         )
         return self._submit(job, part, refused)
 
     def _targets(
         self, source: Cache, hashes: Sequence[str], first: int, blocks: int
     ) -> tuple[list[Target], list[tuple[ExtentRef | None, Refusal]]]:
-        """The extents that are worth writing, in ascending order."""
-        grid, queue = self._scope.grid, self._store.queue
+        """The extents to write, in ascending order: what is behind the stored part."""
+        scope, queue = self._scope, self._store.queue
 
         def present(end: int) -> bool:
-            name = self._scope.name(hashes, end)
+            name = scope.name(hashes, end)
             return queue.pending(name.path) or self._store.backend.present(name)
 
-        stored = longest_prefix(blocks, grid, present)
-        size = grid.cell_blocks
-        start = stored // size * size
-        targets: list[Target] = []
+        stored = longest_prefix(blocks, scope.grid, present)
+        targets = self._repairs(hashes, first, stored)
         refused: list[tuple[ExtentRef | None, Refusal]] = []
-        if start * BLOCK_TOKENS < first:
-            # The tensors before ``first`` are not here: begin with the next cell, if its parent is.
-            start = -(-first // (size * BLOCK_TOKENS)) * size
-            if start > stored:
-                reason = Refusal.NO_PARENT if start < blocks else Refusal.SHORT
-                return [], [(None, reason)]
+        start = stored
+        if start * BLOCK_TOKENS < first and start < blocks:
+            return targets, [(None, Refusal.NO_PARENT)]
         while start < blocks:
-            end = grid.longest_end(start, blocks)
-            there = max(stored, start)
-            name = self._scope.name(hashes, end)
-            extent = ExtentRef(name, start, end)
-            replaces = self._store.is_damaged(name)
-            if end <= there and not replaces:
-                refused.append((extent, Refusal.PRESENT))
-            elif not grid.worth_writing(start, end, there) and not replaces:
-                refused.append((extent, Refusal.SHORT))
-            elif cut(source, first, *extent.tokens, self._scope.window_tokens) is None:
+            end = scope.grid.next_end(start, blocks)
+            if end == start:
+                break
+            extent = ExtentRef(scope.name(hashes, end), start, end)
+            if cut(source, first, *extent.tokens, scope.window_tokens) is None:
                 refused.append((extent, Refusal.WINDOW))
                 break
-            else:
-                fresh = (end - min(there, end)) * BLOCK_TOKENS
-                targets.append(self._target(hashes, extent, fresh, replace=replaces))
-            start += size
-        targets = self._heal(hashes, first, stored) + targets
+            targets.append(Target(extent))
+            start = end
         if not targets and not refused:
-            refused.append((None, Refusal.PRESENT if stored else Refusal.SHORT))
+            refused.append((None, Refusal.PRESENT if stored == blocks > 0 else Refusal.SHORT))
         return targets, refused
 
-    def _heal(self, hashes: Sequence[str], first: int, stored: int) -> list[Target]:
-        """Damaged extents in the stored part of which the tensors are at hand again."""
-        size = self._scope.grid.cell_blocks
-        whole = self._scope.extents(hashes, stored // size * size) if stored >= size else ()
-        return [
-            self._target(hashes, item, 0, replace=True)
-            for item in whole
-            if item.tokens[0] >= first and self._store.is_damaged(item.name)
-        ]
-
-    def _target(
-        self, hashes: Sequence[str], extent: ExtentRef, fresh: int, *, replace: bool
-    ) -> Target:
-        scope = self._scope
-        first = extent.start + 1 if scope.grid.dense else extent.end
-        names = tuple(scope.name(hashes, end) for end in range(first, extent.end + 1))
-        ends = scope.grid.ends(extent.start) if extent.start else ()
-        ancestors = tuple(scope.name(hashes, end) for end in ends)
-        return Target(extent, names, ancestors, fresh, replace)
+    def _repairs(self, hashes: Sequence[str], first: int, stored: int) -> list[Target]:
+        """Cells of the stored part in which a reader found damage, where their tensors are here."""
+        if not self._store.knows_damage():
+            return []
+        found = []
+        for cell in self._scope.cells(hashes, stored) if stored else ():
+            bad = [
+                name
+                for name in self._scope.names_in_cell(hashes, cell.end)
+                if self._store.is_damaged(name)
+            ]
+            if bad and cell.tokens[0] >= first:
+                found.append(Target(cell, bad[-1]))
+        return found
 
     def _track(self, cache: Cache) -> str:
         """The track to write; caches with nothing to quantise are exact."""
@@ -213,21 +194,17 @@ class Putter:
     ) -> Receipt:
         barred = self._barred(lineage)
         extent = ExtentRef(name, 0, 0)
-        if (
-            barred is None
-            and not self._store.is_damaged(name)
-            and (self._store.queue.pending(name.path) or self._store.backend.present(name))
-        ):
+        damaged = self._store.is_damaged(name)
+        there = self._store.queue.pending(name.path) or self._store.backend.present(name)
+        if barred is None and there and not damaged:
             barred = Refusal.PRESENT
         if barred is not None:
             return Receipt((), ((extent, barred),))
-        target = Target(extent, (name,), (), 0, self._store.is_damaged(name))
         job = EncodeJob(
             plan(source),
-            replace(self._scope.identity, engine_key=key),
-            self._scope.salt,
+            replace(self._scope, identity=replace(self._scope.identity, engine_key=key)),
             self._track(source),
-            (target,),
+            (Target(extent, name if damaged else None),),
             None,
             lineage=lineage,
         )
@@ -254,6 +231,6 @@ class Putter:
         if refusal is not None:
             return Receipt((), (*refused, *((item, refusal) for item in extents)))
         for target in job.targets:
-            if target.replace:
-                self._store.repaired(target.names[-1])
+            if target.suspect is not None:
+                self._store.repaired(target.suspect)
         return Receipt(tuple(extents), tuple(refused))

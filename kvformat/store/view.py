@@ -165,7 +165,7 @@ class View:
             return Hit((), hashes, probes, self._blame(error, "a lookup failed"))
         self._store.breaker.succeeded()
         miss = None if found == len(hashes) else Miss.ABSENT
-        return Hit(self.scope.extents(hashes, found), hashes, probes, miss)
+        return Hit(self.scope.cells(hashes, found), hashes, probes, miss)
 
     def _blame(self, error: BaseException, text: str) -> Miss:
         """Log a fault of the storage and tell the breaker."""
@@ -177,17 +177,17 @@ class View:
     def hold(self, hit: Hit) -> HeldHit:
         """Hold what a ``probe`` found, as far as it is still there; the rest is cut off."""
         holds: list[Hold] = []
-        for number, extent in enumerate(hit.extents):
+        for number, cell in enumerate(hit.extents):
+            found: Sequence[Hold] = ()
             try:
-                hold = self._store.backend.hold(extent.name)
+                found = self._store.backend.hold(self.scope.names_in_cell(hit.hashes, cell.end))
             except FAULTS as error:
                 self._blame(error, "an extent cannot be held")
-                hold = None
-            if hold is None:
+            if not found:
                 self._store.metrics.count("misses", Miss.EVICTED.value)
                 cut = cut_hit(hit, number)
                 return HeldHit(Hit(cut.extents, hit.hashes, hit.probes, Miss.EVICTED), holds)
-            holds.append(hold)
+            holds += found
         return HeldHit(hit, holds)
 
     def load_into(
@@ -218,7 +218,7 @@ class View:
         self._mark(hit)
         selection = {"layers": None if layers is None else list(layers), "heads": heads}
         account = self._loader.load_into(hit, place, (begin, end), selection)
-        self._after(hit, account)
+        self._after(account)
         return account.report(end)
 
     def load(self, hit: Hit | HeldHit) -> Loaded:
@@ -228,17 +228,20 @@ class View:
             return Loaded({}, Account().report(hit.tokens))
         self._mark(hit)
         groups, account = load_all(self._loader, hit)
-        self._after(hit, account)
+        self._after(account)
         return Loaded(groups, account.report(hit.tokens))
 
     def _mark(self, hit: Hit) -> None:
         """Before reading: the system then has no reason to set times in an order of its own."""
-        self._store.backend.mark([item.name for item in hit.extents])
+        if hit and self._store.backend.dense:
+            ends = range(1, hit.extents[-1].end + 1)
+            self._store.backend.mark([self.scope.name(hit.hashes, end) for end in ends])
 
-    def _after(self, hit: Hit, account: Account) -> None:
+    def _after(self, account: Account) -> None:
         """Tell breaker, eviction and the converter what a load was like."""
-        good = [item for item in hit.extents if item.tokens[1] <= account.tokens]
-        self._store.used([item.name for item in good])
+        if not self._store.backend.dense:
+            self._store.backend.mark(account.names)
+        self._store.loaded(account.names)
         for fault in account.faults:
             self._store.told(fault.miss)
             if fault.miss in DAMAGED:
@@ -269,22 +272,26 @@ class View:
             (begin, end),
             layers=layers,
             order=order,
-            after=lambda found: self._after(hit, found),
+            after=self._after,
         )
 
     @contextlib.contextmanager
-    def opened(self, hit: Hit | HeldHit, extent: ExtentRef) -> Iterator[Artifact | None]:
-        """An extent as an artifact, its identity and chain compared with the hit's; or None."""
+    def opened(
+        self, hit: Hit | HeldHit, cell: ExtentRef
+    ) -> Iterator[tuple[tuple[ExtentRef, Artifact], ...]]:
+        """The objects of a cell of a hit, in ascending order, up to the first fault.
+
+        Identity and chain are compared with the hit's. Each comes with the blocks that it is to
+        serve; the artifact may hold more.
+        """
         account = Account()
         hashes = hit.hit.hashes if isinstance(hit, HeldHit) else hit.hashes
-        try:
-            found = self._loader.open(extent, hashes)
-        except Exception as error:
-            self._store.told(self._loader.fault(account, extent, error))
-            yield None
-            return
-        with found.artifact:
-            yield found.artifact
+        with contextlib.closing(self._loader.open_cell(cell, hashes)) as found:
+            if found.error is not None:
+                self._loader.fault(account, cell, found.error)
+            yield tuple((item.extent, item.artifact) for item in found.pieces)
+        account.names += [item.extent.name for item in found.pieces]
+        self._after(account)
 
     def put(
         self,
@@ -298,11 +305,11 @@ class View:
         """Store the KV of a request: copied to shared memory now, encoded and published later.
 
         ``cache`` is what ``kvformat.write`` takes, for positions [``first_position``,
-        ``first_position`` + T) of ``token_ids``. Only what is not stored yet is copied: whole
-        cells, and a last shorter extent where it is worth it. Give ``first_position`` and the
-        tensors behind a hit to avoid work; it must be a multiple of the extent length, or the
-        part before the next multiple is left out. ``lineage`` is that of the tensors: after a
-        load from a lossy store, ``LoadReport.lineage``.
+        ``first_position`` + T) of ``token_ids``. Only what is behind the stored part is copied,
+        in whole blocks: give the tensors behind a hit, with its ``tokens`` as
+        ``first_position``. ``lineage`` is that of the tensors: after a load from a lossy store,
+        ``LoadReport.lineage``. After a fault, give the tensors from the start of its cell on
+        (``hit.extents[i].tokens[0]``): what was damaged is then replaced.
 
         With windows or states in the cache, an extent can end only where they are known: at T,
         and, if the view knows ``window_tokens``, where the cache holds enough. An engine with such
@@ -333,7 +340,7 @@ class View:
     def hold_key(self, key: EngineKey) -> Hold | None:
         """Keep it from being deleted until ``release``; None if it is not there."""
         try:
-            return self._store.backend.hold(self.key_name(key))
+            return next(iter(self._store.backend.hold([self.key_name(key)])), None)
         except FAULTS as error:
             self._blame(error, "an object cannot be held")
             return None
@@ -363,7 +370,8 @@ class View:
             if miss in DAMAGED:
                 self._store.damaged(extent.name)
         else:
-            self._store.used([extent.name])
+            self._store.backend.mark([extent.name])
+            self._store.loaded([extent.name])
             self._store.breaker.succeeded()
         return account.report(asked)
 

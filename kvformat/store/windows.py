@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from kvformat.cache import RestoredGroup
 from kvformat.groups import Group
+from kvformat.store.faults import MissError
 from kvformat.store.loading import Account, Deadline, Loader, Opened
-from kvformat.store.results import Hit
+from kvformat.store.results import Hit, Miss
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,38 +32,52 @@ def load_all(loader: Loader, hit: Hit) -> tuple[dict[str, RestoredGroup], Accoun
     Every extent's end is one that was put, so the prefix in front of a bad extent can be served.
     """
     account = Account()
-    count = len(hit.extents)
     deadline = Deadline(loader.options.load_deadline_s)
-    try:
-        while count:
-            with contextlib.ExitStack() as stack:
-                opened: list[Opened] = []
-                try:
-                    for extent in hit.extents[:count]:
-                        item = loader.open(extent, hit.hashes)
-                        opened.append(item)
-                        stack.enter_context(item.artifact)
-                    groups = _restore(loader, opened, account, deadline)
-                except _ExtentError as error:
-                    loader.fault(account, error.extent, error.reason, late=deadline.expired)
-                    count = hit.extents.index(error.extent)
-                    continue
-                except Exception as error:
-                    extent = hit.extents[len(opened)] if len(opened) < count else hit.extents[-1]
-                    loader.fault(account, extent, error, late=deadline.expired)
-                    count = len(opened) if len(opened) < count else 0
-                    continue
-                account.tokens = hit.extents[count - 1].tokens[1]
-                return groups, account
-    finally:
-        deadline.stop()
+    with contextlib.ExitStack() as stack:
+        stack.callback(deadline.stop)
+        pieces = open_all(loader, hit, account, stack, deadline)
+        while pieces:
+            try:
+                groups = _restore(loader, pieces, account, deadline)
+            except _ExtentError as error:
+                bad = error.opened
+                loader.fault(account, bad.extent, error.reason, late=deadline.expired)
+                pieces = pieces[: pieces.index(bad)]
+                continue
+            except Exception as error:
+                loader.fault(account, pieces[-1].extent, error, late=deadline.expired)
+                break
+            account.tokens = pieces[-1].extent.tokens[1]
+            account.names += [item.extent.name for item in pieces]
+            return groups, account
     return {}, account
+
+
+def open_all(
+    loader: Loader,
+    hit: Hit,
+    account: Account,
+    stack: contextlib.ExitStack,
+    deadline: Deadline,
+) -> list[Opened]:
+    """The objects of all cells up to the first fault; ``stack`` closes them."""
+    pieces: list[Opened] = []
+    ahead = loader.opened_ahead(hit.extents, hit.hashes)
+    with contextlib.closing(ahead):
+        for cell in ahead:
+            stack.callback(cell.close)
+            pieces += cell.pieces
+            if cell.error is not None or deadline.expired:
+                error = cell.error or MissError(Miss.SLOW, "the time for this load is over")
+                loader.fault(account, cell.extent, error, late=deadline.expired)
+                break
+    return pieces
 
 
 class _ExtentError(Exception):
     def __init__(self, opened: Opened, reason: Exception) -> None:
         super().__init__(str(reason))
-        self.extent, self.reason = opened.extent, reason
+        self.opened, self.reason = opened, reason
 
 
 def _restore(
