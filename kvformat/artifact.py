@@ -21,6 +21,7 @@ from kvformat.front import Front, read_front, read_tables
 from kvformat.groups import Grid, Group, make_grid
 from kvformat.identity import Lineage
 from kvformat.manifest import Manifest
+from kvformat.profile_shelf import ProfilePlaces, ProfileShelf, Transforms
 from kvformat.reading import Order, Reading, Request
 from kvformat.report import ReadReport
 from kvformat.segments import SegmentContext
@@ -31,7 +32,7 @@ from kvformat.streaming import Stream, decide_for, restore_all
 from kvformat.tables import NO_SET, SegmentRecord, SegmentTable, SetTable
 from kvformat.tables import parse_segment_table as parse_segments
 from kvformat.tables import parse_set_table as parse_sets
-from kvformat.tracks import EXACT, Track
+from kvformat.tracks import EXACT, TRANSFORMED, Track
 
 CODEC_PREFERENCE: Final = ("zstd", "stored", "hevc")
 
@@ -42,13 +43,20 @@ class Artifact:
     Safe to share between threads. Use it as a context manager, or call ``close``.
     """
 
-    def __init__(self, source: Source, front: Front, expect: Expectation | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        front: Front,
+        expect: Expectation | None = None,
+        profiles: ProfileShelf | None = None,
+    ) -> None:
         self._source = source
         self._front = front
         self._sets: dict[str, SetTable] = {}
         self._segments: dict[str, SegmentTable] = {}
         self._set_objects: dict[tuple[str, int], QuantisationSet] = {}
         self._grid: Grid | None = None
+        self._transforms = Transforms(front.manifest, profiles or ProfileShelf(()))
         self._closed = False
         self._verified_length: int | None = None
         if expect is not None:
@@ -77,9 +85,10 @@ class Artifact:
         self._source.close()
 
     def require_open(self) -> None:
-        """Raise ``usage.argument`` if it is closed."""
+        """Raise ``usage.argument`` if it is closed, or cannot be read from here."""
         if self._closed:
             raise UsageError("usage.argument", "the artifact is closed", where=self.name)
+        self._source.require_usable()
 
     @property
     def name(self) -> str:
@@ -158,7 +167,10 @@ class Artifact:
         source = self.manifest.lineage
         if track.quality == EXACT:
             return source
-        return Lineage("lossy", source.generations + 1, track.quality, source.profile)
+        profile = source.profile
+        if TRANSFORMED in self.manifest.quality(track.quality).encodings:
+            profile = self.manifest.profile
+        return Lineage("lossy", source.generations + 1, track.quality, profile)
 
     def set_table(self, quality: str) -> SetTable:
         """The checked set table of a quality."""
@@ -335,6 +347,8 @@ class Artifact:
             track.layouts[record.layout] if codec == "hevc" else None,
             quantisation,
             f"track {track.name}, segment {record.index}",
+            self._transforms.of(track, record),
+            self.manifest.tokens.first_position,
         )
 
     def quantisation_set(
@@ -445,10 +459,13 @@ def open_artifact(
     expect: Expectation | None = None,
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport | None = None,
+    profiles: ProfilePlaces = (),
 ) -> Artifact:
     """Open an artifact: a local path, an fsspec URL, or its bytes.
 
-    ``storage_options`` go to fsspec, ``transport`` sets time limits and concurrency. Reads and
+    ``storage_options`` go to fsspec, ``transport`` sets time limits and concurrency.
+    ``profiles`` are files, directories or ``Profile`` objects among which a calibration profile is
+    looked for when a transformed group is read. Reads and
     checks the header and the manifest, and with ``expect`` that it is the KV of what the caller
     wants. Raises ``InvalidError``, ``UnsupportedError``, ``MismatchError``, ``StorageError``.
     """
@@ -461,7 +478,7 @@ def open_artifact(
         )
     source = open_source(url, storage_options, transport)
     try:
-        return Artifact(source, read_front(source), expect)
+        return Artifact(source, read_front(source), expect, ProfileShelf(profiles))
     except BaseException:
         source.close()
         raise

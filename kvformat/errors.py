@@ -47,6 +47,7 @@ CODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "segment.filler",
             "data.padding",
             "data.source",
+            "profile.content",
             "limit.exceeded",
         ),
         "unsupported": (
@@ -55,6 +56,7 @@ CODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "extension.unknown",
             "codec.unavailable",
             "track.none",
+            "profile.missing",
         ),
         "mismatch": (
             "identity.field",

@@ -42,7 +42,7 @@ class Header:
         """Length of header, manifest and tables."""
         return self.tables_start + self.tables_bytes
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, magic: bytes = MAGIC) -> bytes:
         """The header's 128 bytes."""
         fields = _FIELDS.pack(
             self.file_bytes,
@@ -51,22 +51,23 @@ class Header:
             self.manifest_digest,
             bytes(24),
         )
-        fixed = _FIXED.pack(MAGIC, VERSION_MAJOR, VERSION_MINOR, HEADER_BYTES, bytes(32))[:16]
+        fixed = _FIXED.pack(magic, VERSION_MAJOR, VERSION_MINOR, HEADER_BYTES, bytes(32))[:16]
         return fixed + digest(fixed + fields) + fields
 
 
-def parse_header(data: Buffer) -> Header:
+def parse_header(data: Buffer, magic: bytes = MAGIC) -> Header:
     """The header at the start of ``data``, refused in the order of ORD-1.
 
-    ``data`` holds the first bytes of the file: 4,096, or all if the file is shorter.
+    ``data`` holds the first bytes of the file: 4,096, or all if the file is shorter. ``magic`` is
+    another one for profiles (section 9.6).
     """
     view = memoryview(data)
-    if bytes(view[:8]) != MAGIC:
+    if bytes(view[:8]) != magic:
         raise InvalidError(
             "header.magic",
             "this is not a kvformat file, or it was changed in transfer",
             where="byte 0",
-            expected=MAGIC.hex(" "),
+            expected=magic.hex(" "),
             found=bytes(view[:8]).hex(" ") or "an empty file",
         )
     if len(view) < 48:

@@ -14,13 +14,14 @@ from kvformat.groups import Group, Segmentation, count_cells
 from kvformat.identity import EXACT_LINEAGE, Identity, Lineage
 from kvformat.limits import LIMITS
 from kvformat.tokens import Tokens
-from kvformat.tracks import Quality, Track
+from kvformat.tracks import TRANSFORMED, Quality, Track
 
 VERSION_MAJOR: Final = 0
 VERSION_MINOR: Final = 9
 VERSION: Final = f"{VERSION_MAJOR}.{VERSION_MINOR}"
 FORMAT: Final = "kvformat"
-KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
+TRANSFORM_KLT: Final = "transform-klt"
+KNOWN_FEATURES: Final = frozenset({TRANSFORM_KLT})
 KNOWN_EXTENSIONS: Final[frozenset[str]] = frozenset()
 
 
@@ -80,6 +81,7 @@ class Manifest:
     features: tuple[str, ...] = ()
     extensions: dict[str, Extension] = field(default_factory=dict)
     generator: str = "kvformat"
+    profile: str | None = None
     format: str = FORMAT
     version: str = VERSION
 
@@ -87,6 +89,8 @@ class Manifest:
         """To JSON."""
         result = {key: to_json(getattr(self, key)) for key in _MANIFEST_KEYS}
         result["extensions"] = {key: item.to_json() for key, item in self.extensions.items()}
+        if self.profile is not None:
+            result["profile"] = {"digest": self.profile}
         return result
 
     def to_bytes(self) -> bytes:
@@ -119,7 +123,8 @@ def parse_manifest(data: bytes) -> Manifest:
     value = strictjson.parse(data)
     _require_known(value)
     root = Node(value)
-    m = root.members(*_MANIFEST_KEYS)
+    with_profile = TRANSFORM_KLT in value["features"]
+    m = root.members(*_MANIFEST_KEYS, *(("profile",) if with_profile else ()))
     manifest = Manifest(
         identity=Identity.parse(m["identity"]),
         tokens=Tokens.parse(m["tokens"]),
@@ -137,6 +142,7 @@ def parse_manifest(data: bytes) -> Manifest:
         features=m["features"].each(Node.name),
         extensions={key: Extension.parse(item) for key, item in m["extensions"].mapping().items()},
         generator=m["generator"].text(),
+        profile=m["profile"].members("digest")["digest"].digest() if with_profile else None,
         format=m["format"].choice(FORMAT),
         version=m["version"].choice(VERSION),
     )
@@ -185,6 +191,7 @@ def check_manifest(manifest: Manifest) -> None:
         names = [item.name for item in getattr(manifest, limit)]
         LIMITS.check(limit, len(names), f"/{limit}")
         _unique(names, f"/{limit}")
+    _check_transformed(manifest)
     features = manifest.features
     if any(a >= b for a, b in pairwise(features)):
         raise semantic_error("features are not in ascending order", "/features")
@@ -200,6 +207,25 @@ def check_manifest(manifest: Manifest) -> None:
         raise semantic_error(
             "the content id is wrong", "/content_id", expected=expected, found=manifest.content_id
         )
+
+
+def _check_transformed(manifest: Manifest) -> None:
+    """TRF-1 and TRF-2."""
+    found = False
+    for number, quality in enumerate(manifest.qualities):
+        for index, encoding in enumerate(quality.encodings):
+            if encoding != TRANSFORMED:
+                continue
+            found = True
+            pointer = f"/qualities/{number}/encodings/{index}"
+            if manifest.profile is None:
+                raise schema_error("unknown value", pointer, "quantised or exact", encoding)
+            groups, cuts = manifest.groups, manifest.segmentation.groups
+            whole = index < min(len(groups), len(cuts)) and cuts[index].heads == groups[index].heads
+            if not whole:
+                raise semantic_error("a transformed group whose heads are cut", pointer)
+    if manifest.profile is not None and not found:
+        raise semantic_error("a profile without a transformed group", "/profile")
 
 
 def _check_groups(manifest: Manifest) -> None:

@@ -156,7 +156,7 @@ def restore(
                 np.add(x, biases[tile], out=x)
             if clamp:
                 np.clip(x, -limit, limit, out=x)
-            _store_float32(x, tile.of(out))
+            store_float32(x, tile.of(out))
 
 
 def _bound(
@@ -214,7 +214,7 @@ class _Rounding:
 _ROUNDING = {_FLOAT16: _Rounding(10, 15, 16), _E4M3: _Rounding(3, 7, 8), _E5M2: _Rounding(2, 15, 8)}
 
 
-def _store_float32(x: Float32, out: Array) -> None:
+def store_float32(x: Float32, out: Array) -> None:
     """Round finite float32 [tokens, channels] to nearest even into ``out`` [tokens, heads, dims].
 
     No magnitude may exceed the largest finite value of ``out``'s dtype.

@@ -19,12 +19,18 @@ from kvformat.errors import InvalidError
 from kvformat.groups import Group
 from kvformat.layout import Layout
 from kvformat.sets import QuantisationSet, SideBlock, neutral_integers, parse_side
+from kvformat.sums import integer_sum
 from kvformat.tables import SegmentRecord
+from kvformat.transforms import LayerTransform
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentContext:
-    """What the bytes of a segment mean: its record, group, codec, layout and set."""
+    """What the bytes of a segment mean: its record, group, codec, layout and set.
+
+    ``transforms`` are those of the segment's layers, for a transformed group (section 9.5);
+    ``first_position`` is that of the artifact.
+    """
 
     record: SegmentRecord
     group: Group
@@ -32,6 +38,8 @@ class SegmentContext:
     layout: Layout | None
     quantisation: QuantisationSet | None
     where: str
+    transforms: tuple[LayerTransform, ...] | None = None
+    first_position: int = 0
 
     @property
     def heads(self) -> slice:
@@ -115,14 +123,46 @@ def decode_segment(
 def restore_into(segment: Segment, out: NDArray[Any], tokens: slice, part: PartOfSegment) -> None:
     """Restore ``part`` of the segment into ``out`` ``[L, T, H, D]`` of the group's dtype."""
     context = segment.context
-    q = segment.decoded.integers[part.layers, part.tokens, part.heads]
     target = out[:, tokens]
     if context.quantisation is None:
+        q = segment.decoded.integers[part.layers, part.tokens, part.heads]
         kind = target.dtype.itemsize
         raw = target.view(np.uint8).reshape(*target.shape[:3], context.group.head_dim, kind)
         raw[...] = q
         return
     item = context.quantisation
+    if context.transforms is not None:
+        _restore_transformed(segment, item, target, part)
+    else:
+        _restore_quantised(segment, item, target, part)
+    if segment.side is not None:
+        _patch(segment.side, target, part)
+
+
+def _restore_transformed(
+    segment: Segment, item: QuantisationSet, target: NDArray[Any], part: PartOfSegment
+) -> None:
+    """Section 9.5: values of all heads in float32, then those wanted."""
+    context = segment.context
+    first = context.first_position + context.record.cell.token_start
+    positions = np.arange(first + part.tokens.start, first + part.tokens.stop)
+    limit = np.float32(quant.MAX_FINITE[target.dtype])
+    index = None if segment.side is None else segment.side.token_index
+    for place, layer in enumerate(range(part.layers.start, part.layers.stop)):
+        q = segment.decoded.integers[layer, part.tokens]
+        token_scale = None if index is None else item.token_scale[index[layer, part.tokens]]
+        transform = (context.transforms or ())[layer]
+        x = transform.values(q, item.scale[layer, 0, 0], token_scale, positions)
+        wanted = np.clip(x[:, part.heads], -limit, limit).reshape(len(x), -1)
+        quant.store_float32(wanted, target[place])
+
+
+def _restore_quantised(
+    segment: Segment, item: QuantisationSet, target: NDArray[Any], part: PartOfSegment
+) -> None:
+    """Section 9.4, without patches."""
+    context = segment.context
+    q = segment.decoded.integers[part.layers, part.tokens, part.heads]
     heads = slice(context.heads.start + part.heads.start, context.heads.start + part.heads.stop)
     inverse = None
     if segment.decoded.ranked and item.order is not None:
@@ -140,8 +180,6 @@ def restore_into(segment: Segment, out: NDArray[Any], tokens: slice, part: PartO
         token_scale=token_scale,
         order=inverse,
     )
-    if side is not None:
-        _patch(side, target, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +230,25 @@ def check_integers(segment: Segment, integers: Bytes | None = None) -> Bytes:
     return canonical
 
 
+def check_sum(segment: Segment, canonical: Bytes) -> None:
+    """INT-3: the integer sum."""
+    compare_sum(segment.context, integer_sum(canonical))
+
+
+def compare_sum(context: SegmentContext, found: int) -> None:
+    """INT-3, for a sum that was computed anywhere."""
+    expected = context.record.integer_sum
+    if found != expected:
+        raise InvalidError(
+            "segment.integers",
+            "the sum of the decoded integers is wrong",
+            where=context.where,
+            expected=f"{expected:016x}",
+            found=f"{found:016x}",
+            next_step="The writer or this decoder is faulty: try another track",
+        )
+
+
 def check_strictly(segment: Segment) -> None:
     """What verification checks beyond reading: integers, filler, neutral values (11.3)."""
     context = segment.context
@@ -202,6 +259,7 @@ def check_strictly(segment: Segment) -> None:
             where=context.where,
         )
     canonical = check_integers(segment)
+    check_sum(segment, canonical)
     if context.quantisation is None or segment.side is None:
         return
     neutral = neutral_integers(context.quantisation)

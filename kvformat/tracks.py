@@ -14,7 +14,8 @@ from kvformat.limits import LIMITS
 SET_RECORD_BYTES: Final = 64
 SEGMENT_RECORD_BYTES: Final = 128
 CODEC_NAMES: Final = ("hevc", "zstd", "stored")
-ENCODINGS: Final = ("quantised", "exact")
+TRANSFORMED: Final = "transformed"
+ENCODINGS: Final = ("quantised", "exact", TRANSFORMED)
 EXACT: Final = "exact"
 _TRACK_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,47}/[a-z0-9][a-z0-9-]{0,47}")
 

@@ -280,11 +280,11 @@ def features(builder: Builder, **more: Any) -> bytes:
 @pytest.mark.parametrize(
     ("members", "code"),
     [
-        ({"features": ["transform-klt"]}, "feature.unknown"),
-        ({"features": ["transform-klt"], "groups": 5}, "feature.unknown"),
+        ({"features": ["transform-other"]}, "feature.unknown"),
+        ({"features": ["transform-other"], "groups": 5}, "feature.unknown"),
         ({"features": ["zz", "aa"], "extensions": 1}, "feature.unknown"),
         ({"features": ["NO NAME"]}, "feature.unknown"),
-        ({"features": "transform-klt"}, "manifest.schema"),
+        ({"features": "transform-other"}, "manifest.schema"),
         ({"features": [1]}, "manifest.schema"),
         ({"features": None, "extensions": {"a": {"must_understand": True}}}, "manifest.schema"),
         ({"extensions": {"a": {"must_understand": True, "value": 1}}}, "extension.unknown"),

@@ -151,11 +151,11 @@ def add_cases(suite: Suite) -> None:
 
         return tiny().build(edit_manifest=edit)
 
-    new: dict[str, Any] = {"features": ["transform-klt"]}
+    new: dict[str, Any] = {"features": ["transform-other"]}
     for slug, requirements, members, what in (
         ("reserved-name", "FEA-2", {}, "A feature that the registry reserves"),
         ("any-name", "FEA-2", {"features": ["zzz-9"]}, "A feature in no registry"),
-        ("two", "FEA-2", {"features": ["external-sets", "transform-klt"]}, "Two features"),
+        ("two", "FEA-2", {"features": ["external-sets", "transform-other"]}, "Two features"),
         (
             "not-ascending",
             "FEA-2 ORD-1",
@@ -289,7 +289,7 @@ def add_cases(suite: Suite) -> None:
     add(
         "feature-with-other-sizes",
         "FEA-2 ORD-1 HDR-8",
-        tiny(features=["transform-klt"]).build(edit_header=lambda f: f.update(tables_bytes=64)),
+        tiny(features=["transform-other"]).build(edit_header=lambda f: f.update(tables_bytes=64)),
         feature,
         "tables_bytes is not what 0.9 computes; the feature is unknown.",
     )

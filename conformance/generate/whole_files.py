@@ -472,7 +472,7 @@ def _order(suite: Suite) -> None:
     def manifest(**members: Any) -> Callable[[dict[str, Any]], None]:
         return lambda m: m.update(members)
 
-    unknown = {"features": ["transform-klt"]}
+    unknown = {"features": ["transform-other"]}
     add(
         "canonical-before-features",
         "manifest.canonical",
@@ -482,7 +482,7 @@ def _order(suite: Suite) -> None:
     add(
         "features-that-are-no-list",
         "manifest.schema",
-        tiny().build(edit_manifest=manifest(features="transform-klt")),
+        tiny().build(edit_manifest=manifest(features="transform-other")),
         "`features` is a string (ORD-5).",
     )
     add(

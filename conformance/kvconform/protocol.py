@@ -46,6 +46,7 @@ CODES: Final = {
         "segment.filler",
         "data.padding",
         "data.source",
+        "profile.content",
         "limit.exceeded",
     ),
     "unsupported": (
@@ -54,6 +55,7 @@ CODES: Final = {
         "extension.unknown",
         "codec.unavailable",
         "track.none",
+        "profile.missing",
     ),
     "mismatch": (
         "identity.field",

@@ -1,0 +1,122 @@
+"""Where calibration profiles are looked for: only among what the caller gives (spec TRF-4)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from kvformat.errors import KvformatError, UnsupportedError, UsageError
+from kvformat.groups import Group
+from kvformat.header import parse_header
+from kvformat.manifest import Manifest
+from kvformat.profiles import MAGIC, Profile, check_model, parse_profile
+from kvformat.storage import as_text, open_source, storage_errors
+from kvformat.tables import SegmentRecord
+from kvformat.tracks import TRANSFORMED, Track
+from kvformat.transforms import LayerTransform
+
+ProfilePlaces = Iterable[str | os.PathLike[str] | Profile] | str | os.PathLike[str] | Profile
+SUFFIX: Final = ".kvp"
+LARGEST_HEADER: Final = 4096
+
+
+def load_profile(url: str | os.PathLike[str]) -> Profile:
+    """The profile at a path or URL; raises ``InvalidError``, ``StorageError``."""
+    source = open_source(url)
+    try:
+        header = parse_header(source.read_front(LARGEST_HEADER), MAGIC)
+        return parse_profile(source.read(0, header.file_bytes))
+    finally:
+        source.close()
+
+
+class ProfileShelf:
+    """Profiles by digest, read when they are asked for.
+
+    A directory is searched for files ``*.kvp``, not deeper; of each only the header is read to
+    learn its digest.
+    """
+
+    def __init__(self, places: ProfilePlaces) -> None:
+        if isinstance(places, (str, os.PathLike, Profile)):
+            places = (places,)
+        self._places = tuple(places)
+        for place in self._places:
+            if not isinstance(place, Profile):
+                as_text(place)
+
+    def find(self, digest: str) -> Profile:
+        """The profile of that manifest digest; raises ``profile.missing``."""
+        for place in self._places:
+            if isinstance(place, Profile):
+                if place.digest == digest:
+                    return place
+                continue
+            for url in _files(place):
+                if _digest_of(url) == digest:
+                    return load_profile(url)
+        raise UnsupportedError(
+            "profile.missing",
+            "the artifact needs a calibration profile that is not among those given",
+            where="/profile/digest",
+            expected=digest,
+            found=f"{len(self._places)} places to look",
+            next_step="Give its file or directory (profiles=..., or --profile)",
+        )
+
+
+class Transforms:
+    """The matrices that an artifact's transformed groups need, fetched when first used."""
+
+    def __init__(self, manifest: Manifest, shelf: ProfileShelf) -> None:
+        self._manifest = manifest
+        self._shelf = shelf
+        self._profile: Profile | None = None
+        self._found: dict[tuple[str, str, int], LayerTransform] = {}
+
+    def of(self, track: Track, record: SegmentRecord) -> tuple[LayerTransform, ...] | None:
+        """Those of a segment's layers, None where its group is not transformed."""
+        cell = record.cell
+        if self._manifest.quality(track.quality).encodings[cell.group] != TRANSFORMED:
+            return None
+        group = self._manifest.groups[cell.group]
+        layers = group.layers[cell.layer_index : cell.layer_index + cell.layer_count]
+        return tuple(self._of_layer(track.quality, group, layer) for layer in layers)
+
+    def _of_layer(self, quality: str, group: Group, layer: int) -> LayerTransform:
+        key = (quality, group.name, layer)
+        if key not in self._found:
+            if self._profile is None:
+                profile = self._shelf.find(self._manifest.profile or "")
+                check_model(profile, self._manifest.identity.model)
+                self._profile = profile
+            identity = self._manifest.identity
+            self._found[key] = self._profile.transform(quality, group, layer, identity)
+        return self._found[key]
+
+
+def _files(place: str | os.PathLike[str]) -> Iterator[str]:
+    text = as_text(place)
+    path = Path(text)
+    if "://" in text or not path.is_dir():
+        yield text
+        return
+    with storage_errors(text, "io.read", "listing the directory"):
+        names = sorted(path.glob(f"*{SUFFIX}"))
+    for name in names:
+        yield str(name)
+
+
+def _digest_of(url: str) -> str | None:
+    """The digest that a file's header states, None for what is no profile."""
+    source = open_source(url)
+    try:
+        return parse_header(source.read_front(LARGEST_HEADER), MAGIC).manifest_digest.hex()
+    except UsageError:
+        raise
+    except KvformatError:
+        return None
+    finally:
+        source.close()

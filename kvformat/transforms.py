@@ -1,0 +1,89 @@
+"""From the integers of a transformed group to values (spec section 9.5). Exact, and pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+ROW_BUDGET: Final = 2**17
+"""Largest sum of magnitudes of a matrix row: times 128 it is 2^24, where float32 integers end."""
+CENTRE: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Pairs of dims that turn with the position; ``cosine`` and ``sine`` float64 ``[n]``: one step."""
+
+    pairing: str
+    cosine: Float64
+    sine: Float64
+
+    def table(self, positions: NDArray[np.int64]) -> tuple[Float32, Float32]:
+        """Cosine and sine float32 ``[T, n]``, by binary powers of one step (TRF-7)."""
+        c, s = self.cosine, self.sine
+        cosine = np.ones((len(positions), len(c)))
+        sine = np.zeros_like(cosine)
+        for bit in range(int(positions.max(initial=0)).bit_length()):
+            rows = (positions >> bit & 1).astype(bool)
+            a, b = cosine[rows], sine[rows]
+            cosine[rows], sine[rows] = a * c - b * s, a * s + b * c
+            c, s = c * c - s * s, c * s + c * s
+        return cosine.astype(np.float32), sine.astype(np.float32)
+
+    def turn(self, z: Float32, positions: NDArray[np.int64], *, back: bool = False) -> None:
+        """Rotate ``z`` float32 ``[T, H, D]`` in place; ``back`` is the inverse up to rounding."""
+        cosine, sine = (item[:, None] for item in self.table(positions))
+        if back:
+            sine = -sine
+        n = len(self.cosine)
+        if self.pairing == "half":
+            u, v = z[..., :n], z[..., n : 2 * n]
+        else:
+            u, v = z[..., 0 : 2 * n : 2], z[..., 1 : 2 * n : 2]
+        turned = u * cosine - v * sine
+        v[...] = v * cosine + u * sine
+        u[...] = turned
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTransform:
+    """One layer of one role: ``mean`` and ``row_scale`` float32 ``[C]``, ``slots`` ``[C, C]``.
+
+    ``slots`` is the matrix as float32, row k for slot k: the transpose of the stored one.
+    """
+
+    mean: Float32
+    row_scale: Float32
+    slots: Float32
+    rotation: Rotation | None = None
+
+    def values(
+        self,
+        q: NDArray[np.uint8],
+        scale: np.float32,
+        token_scale: Float32 | None,
+        positions: NDArray[np.int64],
+    ) -> Float32:
+        """Values float32 ``[T, H, D]`` of integers uint8 ``[T, H, D]``, not yet clamped.
+
+        ``token_scale`` is float32 ``[T]`` or None.
+        """
+        tokens, heads, head_dim = q.shape
+        u = q.transpose(0, 2, 1).reshape(tokens, -1).astype(np.float32)
+        np.subtract(u, np.float32(CENTRE), out=u)
+        z = u @ self.slots
+        np.multiply(z, self.row_scale, out=z)
+        np.multiply(z, scale, out=z)
+        if token_scale is not None:
+            np.multiply(z, token_scale[:, None], out=z)
+        np.add(z, self.mean, out=z)
+        x = z.reshape(tokens, heads, head_dim)
+        if self.rotation is not None:
+            self.rotation.turn(x, positions)
+        return x
