@@ -125,6 +125,6 @@ def _talk(server: RawServer, connection: socket.socket) -> None:
             connection.sendall(wire.data)
             ending = wire.ending
         if ending == "hold":
-            server.ended.wait()
+            connection.recv(1)  # until the other side leaves, or the server is cut
         elif ending == "reset":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)

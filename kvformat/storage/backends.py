@@ -16,6 +16,7 @@ from kvformat.storage.base import (
     Transfer,
     Transport,
     public_name,
+    require_other_loop,
     short,
     shown,
     storage_errors,
@@ -106,6 +107,12 @@ class BackendSource:
         self.meter.request()
         found = self._fs.cat_file(self._path, start=offset, end=offset + length)
         return found if isinstance(found, bytes) else memoryview(found).tobytes()
+
+    def require_usable(self) -> None:
+        """The backend may run in fsspec's event loop."""
+        from fsspec.asyn import loop
+
+        require_other_loop(loop[0], self._name)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -112,8 +112,25 @@ class Source(Protocol):
     def ends_at(self, size_bytes: int) -> bool:
         """Whether no byte follows; may cost a request."""
 
+    def require_usable(self) -> None:
+        """Raise ``usage.argument`` where waiting for it here would never end."""
+
     def close(self) -> None:
         """Give back what is open."""
+
+
+def require_other_loop(loop: object, name: str) -> None:
+    """Raise where this thread runs the event loop that is to be waited for."""
+    import asyncio
+
+    with contextlib.suppress(RuntimeError):
+        if asyncio.get_running_loop() is loop:
+            raise UsageError(
+                "usage.argument",
+                "this would block the event loop of fsspec",
+                where=name,
+                next_step="Call it from another thread, or use kvformat.aio in a loop of your own",
+            )
 
 
 class LazyTransfer:

@@ -87,6 +87,9 @@ class LocalSource:
             self._file.seek(offset)
             return self._file.read(length) or b""
 
+    def require_usable(self) -> None:
+        """It always is."""
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -130,6 +133,9 @@ class BytesSource:
     def ends_at(self, size_bytes: int) -> bool:
         """Whether there are this many bytes."""
         return len(self._data) == size_bytes
+
+    def require_usable(self) -> None:
+        """It always is."""
 
     def close(self) -> None:
         """Nothing is open."""

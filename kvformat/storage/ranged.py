@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 import tenacity
 
 from kvformat.errors import KvformatError, StorageError, UsageError
-from kvformat.storage.base import Data, Piece, Transfer, Transport, shown
+from kvformat.storage.base import Data, Piece, Transfer, Transport, require_other_loop, shown
 from kvformat.storage.meter import Flow, Meter
 from kvformat.storage.replies import Range, Same, TransientError, body_error
 
@@ -97,7 +97,7 @@ class RangedSource:
 
     def transfer(self, pieces: Sequence[Piece]) -> Transfer:
         """One request for all pieces."""
-        self._require_loop()
+        self.require_usable()
         wanted_bytes = sum(piece.size_bytes for piece in pieces)
         transfer = LoopTransfer(self._service.loop, self._share, wanted_bytes, self._forget)
         with self._lock:
@@ -135,23 +135,18 @@ class RangedSource:
         with self._lock:
             self._open.discard(transfer)
 
-    def _require_loop(self) -> None:
+    def require_usable(self) -> None:
         """The loop must run, and in another thread, or this would wait for ever."""
         if os.getpid() != self._process:
             raise UsageError(
                 "usage.argument", "the artifact was opened before this process was forked",
                 where=self.name, next_step="Open it again in this process",
             )  # fmt: skip
-        with contextlib.suppress(RuntimeError):
-            if asyncio.get_running_loop() is self._service.loop:
-                raise UsageError(
-                    "usage.argument", "this would block the event loop of fsspec",
-                    where=self.name, next_step="Call it from another thread",
-                )  # fmt: skip
+        require_other_loop(self._service.loop, self.name)
 
     def _call(self, work: Coroutine[Any, Any, R]) -> R:
         try:
-            self._require_loop()
+            self.require_usable()
         except BaseException:
             work.close()
             raise
