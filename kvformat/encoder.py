@@ -33,6 +33,7 @@ from kvformat.quantiser import (
     quantise_segment,
 )
 from kvformat.sets import QuantisationSet
+from kvformat.sums import integer_sum
 from kvformat.tables import NO_LAYOUT, NO_SET
 from kvformat.tracks import EXACT
 from kvformat.workers import in_order, worker_count
@@ -90,6 +91,7 @@ class EncodedSegment:
     layout: int
     digest: bytes
     integer_digest: bytes
+    integer_sum: int
 
     @property
     def stored_bytes(self) -> int:
@@ -329,7 +331,7 @@ def exact_cell(job: Job, cell: Cell) -> QuantisedSegment:
     layers = np.stack(source_layers(job, cell))
     raw = np.frombuffer(raw_bytes(layers), np.uint8)
     integers = raw.reshape(*layers.shape, layers.dtype.itemsize)
-    return QuantisedSegment(integers, digest(raw.data), b"")
+    return QuantisedSegment(integers, digest(raw.data), integer_sum(integers), b"")
 
 
 def segment_shape(job: Job, quality: str, cell: Cell) -> SegmentShape:
@@ -385,6 +387,7 @@ def _encode_segment(
         number,
         digest_all((segment.side, payload)),
         segment.integer_digest,
+        segment.integer_sum,
     )
 
 

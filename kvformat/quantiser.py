@@ -26,6 +26,7 @@ from kvformat.sets import (
     neutral_integers,
     order_dtype,
 )
+from kvformat.sums import integer_sum
 
 LEVELS: Final = quant.geometric_levels()
 SINK_TOKENS: Final = 4
@@ -108,10 +109,11 @@ def _head_steps(step: NDArray[np.float32], deviation: NDArray[Any]) -> NDArray[n
 
 @dataclass(frozen=True, slots=True)
 class QuantisedSegment:
-    """Integers uint8 ``[n, N, H, D]`` in original dim order, their digest, the side block."""
+    """Integers uint8 ``[n, N, H, D]`` in original dim order, their digest and sum, side block."""
 
     integers: NDArray[np.uint8]
     integer_digest: bytes
+    integer_sum: int
     side: bytes
 
 
@@ -151,7 +153,9 @@ def quantise_segment(
         index[number, ordinals] = 0
         patches.append(Patches(ordinals.astype(np.int64), x[ordinals]))
     side = SideBlock(index, tuple(patches)).to_bytes()
-    return QuantisedSegment(integers, digest(integers.reshape(-1).data), side)
+    return QuantisedSegment(
+        integers, digest(integers.reshape(-1).data), integer_sum(integers), side
+    )
 
 
 def _of_heads(values: NDArray[Any], heads: slice) -> NDArray[Any]:

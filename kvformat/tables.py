@@ -44,7 +44,8 @@ SEGMENT_DTYPE: Final = np.dtype(
         ("layout", "<u2"),
         ("head_start", "<u4"),
         ("head_count", "<u4"),
-        ("reserved", "V12"),
+        ("reserved", "V4"),
+        ("integer_sum", "<u8"),
         ("digest", "V32"),
         ("integer_digest", "V32"),
     ]
@@ -85,6 +86,7 @@ class SegmentRecord:
     layout: int
     digest: bytes
     integer_digest: bytes
+    integer_sum: int
 
 
 def check_table(name: str, data: Buffer, expected: str) -> None:
@@ -188,6 +190,7 @@ class SegmentTable:
             int(item["layout"]),
             item["digest"].tobytes(),
             item["integer_digest"].tobytes(),
+            int(item["integer_sum"]),
         )
 
 

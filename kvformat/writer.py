@@ -265,6 +265,7 @@ def _encode(
             row["layout"] = segment.layout
             row["digest"] = segment.digest
             row["integer_digest"] = segment.integer_digest
+            row["integer_sum"] = segment.integer_sum
         if progress is not None:
             progress(number + 1, total)
     return records

@@ -16,6 +16,7 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import mul
 from typing import Any
 
 from blake3 import blake3
@@ -24,6 +25,24 @@ from tests.reference import SEGMENT_FIELDS, SEGMENT_RECORD, SET_FIELDS, SET_RECO
 
 HEADER = struct.Struct("<QQQ32s24s")
 Edit = Callable[[Any], Any]
+
+
+def integer_sum(data: bytes) -> int:
+    """INT-3, with Python's integers."""
+    total = 0
+    for start in range(0, len(data), 4096):
+        part = data[start : start + 4096]
+        total += sum(map(mul, part, COLUMNS)) * factor(4096 + start // 4096)
+    return total % 2**64
+
+
+def factor(n: int) -> int:
+    """h of INT-3."""
+    z = n * 2_654_435_761 % 2**32
+    return (z ^ z >> 15) | 1
+
+
+COLUMNS = tuple(factor(n) for n in range(4096))
 
 
 def b3(data: bytes) -> bytes:

@@ -23,11 +23,11 @@ from kvformat.codecs import bitstream
 
 Array = NDArray[Any]
 SET_RECORD = struct.Struct("<QQ32sHHH10s")
-SEGMENT_RECORD = struct.Struct("<QQIIQIHHHHII12s32s32s")
+SEGMENT_RECORD = struct.Struct("<QQIIQIHHHHII4sQ32s32s")
 SEGMENT_FIELDS = (
     "offset", "stored_bytes", "side_bytes", "set_index", "token_start", "token_count", "group",
-    "layer_index", "layer_count", "layout", "head_start", "head_count", "reserved", "digest",
-    "integer_digest",
+    "layer_index", "layer_count", "layout", "head_start", "head_count", "reserved", "integer_sum",
+    "digest", "integer_digest",
 )  # fmt: skip
 SET_FIELDS = ("offset", "bytes", "digest", "group", "layer_index", "layer_count", "reserved")
 DTYPES = {

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builder import Builder, b3
+from kvformat import sums
+from tests.builder import Builder, b3, integer_sum
 from tests.damage import artifact, bits, outcome, parts, verdict
 from tests.reference import parse_set, reference_restore
 from tests.requirements import covers
@@ -197,6 +198,7 @@ def test_every_form_of_a_set(flags: int, scales: int) -> None:
         integers = rng.integers(0, 256, (*shape, group["head_dim"]), np.uint8).tobytes()
         item.payload = integers
         item.record["integer_digest"] = b3(integers)
+        item.record["integer_sum"] = integer_sum(integers)
     accepted(builder.build())
 
 
@@ -300,6 +302,7 @@ def test_integers_at_a_patch() -> None:
     assert item.payload[0] == 128
     item.payload = b"\x7f" + item.payload[1:]
     item.record["integer_digest"] = b3(item.payload)
+    item.record["integer_sum"] = integer_sum(item.payload)
     file = builder.build()
     assert verdict(file) == "segment.side"
     assert outcome(file, TRACK) == outcome(artifact(**ONE), TRACK)
@@ -326,6 +329,7 @@ def test_other_patches_are_applied() -> None:
     layer = TOKENS * H * D
     item.payload = item.payload[: 2 * layer] + b"\x80" * layer
     item.record["integer_digest"] = b3(item.payload)
+    item.record["integer_sum"] = integer_sum(item.payload)
     file = builder.build()
     accepted(file)
     restored = reference_restore(file)[TRACK]["keys"]
@@ -355,6 +359,38 @@ def test_the_integer_digest_is_compared(track: str) -> None:
     file = builder.build()
     assert outcome(file, track) == "segment.integers"
     assert verdict(file) == "segment.integers"
+
+
+@covers("INT-3", "INT-4", "VER-1")
+@pytest.mark.parametrize("track", [TRACK, "near-lossless/zstd", "near-lossless/hevc", "exact/zstd"])
+@pytest.mark.parametrize("bit", [0, 31, 63])
+def test_the_integer_sum_is_compared(track: str, bit: int) -> None:
+    builder = parts(tracks=(track,))
+    builder.segments[track][4].record["integer_sum"] ^= 1 << bit
+    assert verdict(builder.build()) == "segment.integers"
+
+
+@covers("INT-3")
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 140_001])
+@pytest.mark.parametrize("value", [None, 0, 255])
+def test_the_integer_sum_is_that_of_the_formula(size: int, value: int | None) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    if value is not None:
+        data[:] = value
+    assert sums.integer_sum(data) == integer_sum(data.tobytes())
+
+
+@covers("INT-3")
+def test_one_wrong_integer_is_always_seen() -> None:
+    assert all(int(item) % 2 for item in sums.factors(0, 3 * sums.ROW))
+    data = np.zeros(2 * sums.ROW, np.uint8)
+    found = set()
+    for place in (0, 1, sums.ROW - 1, sums.ROW, 2 * sums.ROW - 1):
+        for value in (1, 128, 255):
+            data[place] = value
+            found.add(sums.integer_sum(data))
+            data[place] = 0
+    assert len(found) == 15 and 0 not in found
 
 
 @covers("INT-1", "INT-2")

@@ -14,7 +14,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from kvformat.codecs import bitstream
-from tests.builder import Builder, b3
+from tests.builder import Builder, b3, integer_sum
 from tests.damage import artifact, outcome, parts, verdict
 from tests.reference import reference_restore, zstd_rows
 from tests.requirements import covers
@@ -228,6 +228,7 @@ def packed_artifact(values: Array, body: bytes, low: int, radix: int) -> bytes:
         for head in range(2):
             q[layer][:, head, order[layer, head]] = ranked[layer][:, head]
     item.record["integer_digest"] = b3(q.tobytes())
+    item.record["integer_sum"] = integer_sum(q.tobytes())
     return builder.build()
 
 

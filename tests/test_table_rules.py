@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.builder import Builder, SetObject, b3
+from tests.builder import Builder, SetObject, b3, integer_sum
 from tests.damage import TRACKS, artifact, outcome, parts, verdict
 from tests.requirements import covers
 
@@ -190,9 +190,9 @@ def test_every_layout_is_used() -> None:
 
 
 @covers("TAB-4")
-@pytest.mark.parametrize("place", [0, 6, 11])
+@pytest.mark.parametrize("place", [0, 1, 3])
 def test_reserved_bytes_of_segments(place: int) -> None:
-    reserved = bytes(place) + b"\x80" + bytes(11 - place)
+    reserved = bytes(place) + b"\x80" + bytes(3 - place)
     refused(set_field(ZSTD, 3, reserved=reserved), track=ZSTD)
 
 
@@ -423,6 +423,7 @@ def test_what_two_qualities_hold_exactly_is_the_same() -> None:
     item = next(item for item in builder.segments[tracks[0]] if item.record["group"] == 3)
     item.payload = item.payload[:-1] + bytes([item.payload[-1] ^ 1])
     item.record["integer_digest"] = b3(item.payload)
+    item.record["integer_sum"] = integer_sum(item.payload)
     file = builder.build()
     assert verdict(file) == "table.record"
     assert isinstance(outcome(file, tracks[0]), dict)

@@ -32,7 +32,8 @@ SEGMENT_FIELDS = (
     ("layout", 2),
     ("head_start", 4),
     ("head_count", 4),
-    ("reserved", 12),
+    ("reserved", 4),
+    ("integer_sum", 8),
     ("digest", 32),
     ("integer_digest", 32),
 )
@@ -52,6 +53,18 @@ Record = dict[str, Any]
 def digest(data: bytes) -> bytes:
     """BLAKE3."""
     return blake3(data).digest()
+
+
+def weight(n: int) -> int:
+    """h of INT-3."""
+    z = 2_654_435_761 * n % 2**32
+    return (z ^ z // 2**15) | 1
+
+
+def integer_sum(data: bytes) -> int:
+    """INT-3, as it is written."""
+    total = sum(q * weight(i % 4096) * weight(4096 + i // 4096) for i, q in enumerate(data))
+    return total % 2**64
 
 
 def canonical(value: object) -> bytes:
@@ -211,6 +224,7 @@ def _record(
             "offset": f"{value:,}: byte 0x{data_start + value:04x} of the file",
             "digest": "BLAKE3 of the object's bytes",
             "integer_digest": "section A.5.5",
+            "integer_sum": "section A.5.5",
             "reserved": "zero",
             "set_index": "none, the group is exact" if value == NO_SET else str(value),
             "layout": "none, the codec is not `hevc`",
@@ -303,6 +317,8 @@ def walk_segment(walk: Walk, parsed: Parsed, track: Record, index: int) -> None:
     _require_digest(walk, start, record["digest"])
     if digest(integers.tobytes()) != record["integer_digest"]:
         raise ValueError("wrong integers")
+    if integer_sum(integers.tobytes()) != record["integer_sum"]:
+        raise ValueError("wrong integer sum")
     record["integers"] = integers
     values = integers.view("<f2")[..., 0] if not quantised else _restore(record, item)
     parsed.values.setdefault(track["name"], []).append(values)

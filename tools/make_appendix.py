@@ -30,6 +30,7 @@ from appendix_reader import (
     walk_front,
     walk_segment,
     walk_set,
+    weight,
 )
 from blake3 import blake3
 
@@ -265,6 +266,9 @@ def worked_values(data: bytes, parsed: Parsed) -> dict[str, str]:
         "content_id": manifest["content_id"],
         "integers": record["integers"].tobytes().hex(),
         "integer_digest": record["integer_digest"].hex(),
+        "integer_sum": f"{record['integer_sum']:,}",
+        "weight_0": f"{weight(4096):,}",
+        "weight_1": f"{weight(1):,} x {weight(4096):,}",
         "low": str(low),
         "radix": str(radix),
         "per_byte": str(TOKENS_PER_BYTE[radix]),

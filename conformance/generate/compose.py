@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from conformance.generate import packages  # noqa: F401 - makes kvconform importable
-from tests.builder import Builder, SegmentObject, SetObject, b3, canonical
+from tests.builder import Builder, SegmentObject, SetObject, b3, canonical, integer_sum
 from tests.reference import DTYPES
 
 # isort: split
@@ -292,12 +292,13 @@ def _segment(
         "layout": NO_LAYOUT,
         "head_start": cell.heads.start,
         "head_count": cell.heads.stop - cell.heads.start,
-        "reserved": bytes(12),
+        "reserved": bytes(4),
         "set_index": NO_SET,
     }
     if quality not in group.quants:
         source = np.ascontiguousarray(group.source[part])
         row["integer_digest"] = b3(source.tobytes())
+        row["integer_sum"] = integer_sum(source.tobytes())
         payload = source.tobytes() if codec == "stored" else frames(exact_rows(source))
         return SegmentObject(row, b"", payload)
     quant = group.quants[quality]
@@ -305,6 +306,7 @@ def _segment(
     mine = None if quant.order is None else quant.order[cell.layers, cell.heads]
     row["set_index"] = numbers[quality, cell.group, cell.layers.start]
     row["integer_digest"] = b3(q.tobytes())
+    row["integer_sum"] = integer_sum(q.tobytes())
     if codec == "stored":
         payload = q.tobytes()
     elif codec == "zstd":

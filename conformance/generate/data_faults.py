@@ -23,7 +23,7 @@ from conformance.generate.compose import (
 from conformance.generate.core import one_group
 from conformance.generate.faults import fault
 from conformance.generate.suite import Suite, decode, inspect
-from tests.builder import Builder, SetObject, b3
+from tests.builder import Builder, SetObject, b3, integer_sum
 
 RECORD = "table.record"
 N, H, D, SCALES, TOKENS = 3, 2, 4, 5, 6  # set 0 and segment 0 of the small artifact
@@ -118,12 +118,12 @@ def _records(suite: Suite) -> None:
         record(f"set-index-{index}-of-exact", "REC-3", 0, {"set_index": index}, track=EXACT)
     record("side-bytes-of-exact", "REC-3", 0, {"side_bytes": 1}, track=EXACT)
     record("layout-0-of-stored", "REC-8", 0, {"layout": 0})
-    for place in (0, 11):
+    for place in (0, 3):
         record(
             f"reserved-{place}",
             "TAB-4",
             3,
-            {"reserved": bytes(place) + b"\x80" + bytes(11 - place)},
+            {"reserved": bytes(place) + b"\x80" + bytes(3 - place)},
         )
     stored = small(suite, [STORED]).segments[STORED][0]
     size = len(stored.side) + len(stored.payload)
@@ -602,6 +602,7 @@ def _tracks(suite: Suite) -> None:
     item = next(item for item in builder.segments[STORED] if item.record["group"] == 3)
     item.payload = item.payload[:-1] + bytes([item.payload[-1] ^ 1])
     item.record["integer_digest"] = b3(item.payload)
+    item.record["integer_sum"] = integer_sum(item.payload)
     fault(
         suite,
         "exact-groups-differ",
@@ -627,6 +628,7 @@ def _tracks(suite: Suite) -> None:
     item = builder.segments[EXACT][0]
     item.payload = bytes([item.payload[0] ^ 1]) + item.payload[1:]
     item.record["integer_digest"] = b3(item.payload)
+    item.record["integer_sum"] = integer_sum(item.payload)
     fault(
         suite,
         "another-source",
@@ -956,6 +958,7 @@ def _integers(suite: Suite) -> None:
     assert item.payload[0] == 128
     item.payload = b"\x7f" + item.payload[1:]
     item.record["integer_digest"] = b3(item.payload)
+    item.record["integer_sum"] = integer_sum(item.payload)
     fault(
         suite,
         "integer-at-a-patch",
@@ -1009,5 +1012,17 @@ def _integers(suite: Suite) -> None:
             "segment.integers",
             f"The integer digest of a segment of `{track}` is that of something else.",
             "Verification recomputes it for every segment.",
+            requires=needs,
+        )
+        builder = small(suite, [track])
+        builder.segments[track][4].record["integer_sum"] ^= 1 << 63
+        fault(
+            suite,
+            f"integer-sum-{track.replace('/', '-')}",
+            "INT-3 INT-4 VER-1",
+            builder.build(),
+            "segment.integers",
+            f"The highest bit of the integer sum of a segment of `{track}` is another.",
+            "Verification recomputes the sum too; the digest is right.",
             requires=needs,
         )

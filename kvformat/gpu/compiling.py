@@ -51,9 +51,9 @@ def compile_restore(dtype: str, architecture: int, *, scaled: bool, biased: bool
 def compile_sum(architecture: int) -> Any:
     """The same for the integer sum."""
     from kvformat.gpu.kernel import BLOCK_CHANNELS, BLOCK_TOKENS, sum_kernel
-    from kvformat.gpu.sums import FACTOR
+    from kvformat.sums import FACTOR, ROW
 
-    fixed = {"FACTOR": FACTOR, "TOKENS": BLOCK_TOKENS, "CHANNELS": BLOCK_CHANNELS}
+    fixed = {"FACTOR": FACTOR, "ROW": ROW, "TOKENS": BLOCK_TOKENS, "CHANNELS": BLOCK_CHANNELS}
     return _compile(sum_kernel, fixed, "*i64", architecture)
 
 

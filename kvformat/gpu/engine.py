@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvformat.codecs.bitstream import check_stream
 from kvformat.codecs.registry import CODECS
-from kvformat.errors import InvalidError, UsageError
+from kvformat.errors import UsageError
 from kvformat.gpu.dtypes import ITEM_BYTES, torch_dtype
 from kvformat.gpu.frames import FrameDecoder
 from kvformat.gpu.libraries import as_device, load_torch, load_triton
@@ -30,6 +30,7 @@ from kvformat.segments import (
     SegmentContext,
     check_integers,
     check_stored,
+    compare_sum,
     parse_side_block,
 )
 from kvformat.sets import SideBlock
@@ -319,17 +320,3 @@ class _Work:
             )
             ordinals = torch.from_numpy(patches.ordinals[mine] - part.tokens.start)
             piece.target.store(index, ordinals.to(rows.device), rows)
-
-
-def compare_sum(context: SegmentContext, found: int) -> None:
-    """INT-3 on what the device decoded."""
-    expected = getattr(context.record, "integer_sum", found)
-    if found != expected:
-        raise InvalidError(
-            "segment.integers",
-            "the decoded integers are wrong",
-            where=context.where,
-            expected=f"a sum of {expected:016x}",
-            found=f"{found:016x}",
-            next_step="The decoder hid damage or is faulty: try another track or decoder",
-        )

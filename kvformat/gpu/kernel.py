@@ -86,9 +86,16 @@ def restore_kernel(plane, plane_1, plane_2, token_offset, number, shift, samples
 
 
 @triton.jit
+def _factor(number, FACTOR: tl.constexpr):
+    """h of INT-3."""
+    mixed = (number * FACTOR) & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 15)) | 1
+
+
+@triton.jit
 def sum_kernel(plane, plane_1, plane_2, token_offset, number, shift, samples, channel_offset,
-               segment_tokens, out, channels, FACTOR: tl.constexpr, TOKENS: tl.constexpr,
-               CHANNELS: tl.constexpr):  # fmt: skip
+               segment_tokens, out, channels, FACTOR: tl.constexpr, ROW: tl.constexpr,
+               TOKENS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
     """Adds the weighted integers of a block of layer l (INT-3) to one word of ``out`` int64."""
     layer = tl.program_id(2)
     j = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -104,8 +111,7 @@ def sum_kernel(plane, plane_1, plane_2, token_offset, number, shift, samples, ch
     place += tl.load(channel_offset + entry, mask=held, other=0)[None, :]
     q = tl.load(plane + plane_start + place, mask=both, other=0).to(tl.int64)
     index = (layer * segment_tokens + token).to(tl.int64)[:, None] * channels + c[None, :]
-    mixed = (index * FACTOR) & 0xFFFFFFFF
-    weight = (mixed ^ (mixed >> 15)) | 1
+    weight = _factor(index & (ROW - 1), FACTOR) * _factor((index // ROW) + ROW, FACTOR)
     total = tl.sum(tl.sum(q * weight, axis=1), axis=0)
     word = (layer * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
     tl.store(out + word, tl.load(out + word) + total)

@@ -41,9 +41,7 @@ _HASH_HEAD: Final = bytes((132, 49, 0))
 
 def hash_unit(planes: NDArray[np.uint8]) -> bytes:
     """The suffix SEI unit with the MD5 digests of three planes, with its start code."""
-    digests = b"".join(
-        md5(np.ascontiguousarray(plane), usedforsecurity=False).digest() for plane in planes
-    )
+    digests = b"".join(md5(plane.tobytes(), usedforsecurity=False).digest() for plane in planes)
     return b"\0\0\0\1" + _HASH_SEI + escaped(_HASH_HEAD + digests + b"\x80")
 
 

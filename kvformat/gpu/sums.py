@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from kvformat.gpu.libraries import load_torch
 from kvformat.gpu.sources import Source
+from kvformat.sums import FACTOR, ROW
 
-FACTOR: Final = 2_654_435_761
+
+def factor(number: Any) -> Any:
+    """h of INT-3 for an int64 tensor."""
+    mixed = number * FACTOR & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 15)) | 1
 
 
 class DeviceSum:
@@ -44,8 +49,8 @@ class DeviceSum:
             q = flat[offsets + self._offsets[layer].long()].long()
             index = (layer * self._tokens + numbers)[:, None] * channels
             index = index + torch.arange(channels, device=index.device)
-            mixed = index * FACTOR & 0xFFFFFFFF
-            total = total + (q * ((mixed ^ (mixed >> 15)) | 1)).sum()
+            weight = factor(index % ROW) * factor(index // ROW + ROW)
+            total = total + (q * weight).sum()
         self._words = total if self._words is None else self._words + total
 
     def _launch(self, source: Source) -> None:
@@ -75,7 +80,7 @@ class DeviceSum:
                 source.planes[0], *distances(source.planes), source.token_offsets, source.numbers,
                 source.shift, len(source.numbers), self._offsets, self._tokens, self._words,
                 channels,
-                FACTOR=FACTOR, TOKENS=BLOCK_TOKENS, CHANNELS=BLOCK_CHANNELS, **OPTIONS,
+                FACTOR=FACTOR, ROW=ROW, TOKENS=BLOCK_TOKENS, CHANNELS=BLOCK_CHANNELS, **OPTIONS,
             )  # fmt: skip
 
     def value(self) -> int:

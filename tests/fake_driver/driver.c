@@ -11,7 +11,7 @@
  * Environment: KVF_FAKE_OFF (cuInit fails), KVF_FAKE_ENGINES, KVF_FAKE_FORMATS (bit 0: 4:0:0, 1: 4:2:0,
  * 3: 4:4:4 of 8 bits), KVF_FAKE_MASK (output formats), KVF_FAKE_MIN, KVF_FAKE_MAX (picture side),
  * KVF_FAKE_DELAY (pictures that the parser holds back), KVF_FAKE_FAIL: create, decode:N, map:N,
- * reset:N (all calls fail from the Nth picture on), corrupt:N (one sample of the Nth is wrong).
+ * reset:N (all calls fail from the Nth picture on), corrupt:N (the first sample of the Nth is wrong).
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -272,7 +272,7 @@ EXPORT int cuvidDecodePicture(void *handle, const void *params) {
     if (fread(d->decoded[index], 1, 3 * plane, file) != 3 * plane) number_of = 0;
     fclose(file);
   }
-  if (fails("corrupt", d->pictures)) d->decoded[index][plane / 2] ^= 1;
+  if (fails("corrupt", d->pictures)) d->decoded[index][0] ^= 1;
   return number_of ? OK : UNKNOWN;
 }
 EXPORT int cuvidMapVideoFrame64(void *handle, int index, u64 *pointer, u32 *pitch, void *params) {

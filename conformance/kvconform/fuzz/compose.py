@@ -26,6 +26,7 @@ from kvconform.fuzz.pieces import (
     b3,
     cells_of,
     exact_rows,
+    integer_sum,
     pack,
     rows_of,
 )
@@ -37,11 +38,11 @@ SET_RECORD: Final = struct.Struct("<QQ32sHHH10s")
 SET_FIELDS: Final = (
     "offset", "bytes", "digest", "group", "layer_index", "layer_count", "reserved",
 )  # fmt: skip
-SEGMENT_RECORD: Final = struct.Struct("<QQIIQIHHHHII12s32s32s")
+SEGMENT_RECORD: Final = struct.Struct("<QQIIQIHHHHII4sQ32s32s")
 SEGMENT_FIELDS: Final = (
     "offset", "stored_bytes", "side_bytes", "set_index", "token_start", "token_count", "group",
-    "layer_index", "layer_count", "layout", "head_start", "head_count", "reserved", "digest",
-    "integer_digest",
+    "layer_index", "layer_count", "layout", "head_start", "head_count", "reserved", "integer_sum",
+    "digest", "integer_digest",
 )  # fmt: skip
 
 
@@ -293,11 +294,12 @@ def _segment(
         "layout": NO_LAYOUT,
         "head_start": cell.heads.start,
         "head_count": cell.heads.stop - cell.heads.start,
-        "reserved": bytes(12),
+        "reserved": bytes(4),
     }
     quant = group.quants.get(quality)
     integers = np.ascontiguousarray((group.source if quant is None else quant.q)[part])
     record["integer_digest"] = b3(integers.tobytes())
+    record["integer_sum"] = integer_sum(integers.tobytes())
     order = None
     if quant is not None:
         record["set_index"] = numbers[quality, cell.group, cell.layers.start]

@@ -230,6 +230,17 @@ def _integer_digest(draw: st.DrawFn, _: Plan, parts: Parts) -> bytes | None:
     return parts.build()
 
 
+@_breaks("INT-3", "segment.integers")
+def _integer_sum(draw: st.DrawFn, _: Plan, parts: Parts) -> bytes | None:
+    """The same wrong sum in all tracks; the digest is right."""
+    place = _any_segment(draw, parts)
+    if place is None:
+        return None
+    for items in parts.segments.values():
+        items[place[1]].record["integer_sum"] ^= 1
+    return parts.build()
+
+
 @_breaks("CID-3", *SEMANTICS)
 def _content_id(_draw: st.DrawFn, _: Plan, parts: Parts) -> bytes | None:
     return parts.build(edit_manifest=lambda m: m.update(content_id="0" * 64))

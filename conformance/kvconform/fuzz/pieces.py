@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -23,6 +24,24 @@ PER_BYTE: Final = {1: 8, 2: 8, 3: 5, 4: 4, 5: 3, 6: 3, **dict.fromkeys(range(7, 
 NO_SET: Final = 2**32 - 1
 NO_LAYOUT: Final = 2**16 - 1
 CHAIN_CONTEXT: Final = "kvformat 0.9 token chain"
+
+
+def integer_sum(data: bytes) -> int:
+    """INT-3, with Python's integers."""
+    total = 0
+    for start in range(0, len(data), 4096):
+        part = data[start : start + 4096]
+        total += sum(map(mul, part, COLUMNS)) * factor(4096 + start // 4096)
+    return total % 2**64
+
+
+def factor(n: int) -> int:
+    """h of INT-3."""
+    z = n * 2_654_435_761 % 2**32
+    return (z ^ z >> 15) | 1
+
+
+COLUMNS: Final = tuple(factor(n) for n in range(4096))
 
 
 def b3(data: bytes) -> bytes:
