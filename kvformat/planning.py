@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -116,8 +116,12 @@ def plan_segmentation(
     segment_tokens: int | None = None,
     order: str = "token-major",
     alignment: int = 1,
+    whole: Collection[int] = (),
 ) -> Segmentation:
-    """Segments that grow with the artifact, so that its front stays small."""
+    """Segments that grow with the artifact, so that its front stays small.
+
+    The heads of the groups numbered in ``whole`` stay together (TRF-2).
+    """
     if order not in ORDERS or alignment not in ALIGNMENTS:
         raise UsageError(
             "usage.argument",
@@ -139,11 +143,11 @@ def plan_segmentation(
         tokens = default_segment_tokens(groups, token_count)
     budget = 2**20 if tokens <= 1024 else 2**21
     cuts = []
-    for group in groups:
+    for number, group in enumerate(groups):
         layers = min(LIMITS.layers_per_segment, len(group.layers))
         step = 1 if group.tokens.kind == "state" else tokens
         heads = max(1, min(group.heads, budget // (group.head_dim * step)))
-        cuts.append(GroupSegmentation(layers, heads))
+        cuts.append(GroupSegmentation(layers, group.heads if number in whole else heads))
     return Segmentation(tokens, tuple(cuts), order, int(alignment))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from kvformat.transforms import ROW_BUDGET, LayerTransform, Rotation
 MAGIC: Final = b"\x89KVP\r\n\x1a\n"
 FORMAT: Final = "kvformat-profile"
 LARGEST_CHANNELS: Final = 16_384
-DTYPES: Final = {"int16": np.dtype("<i2"), "int32": np.dtype("<i4")}
+DTYPES: Final[Mapping[str, np.dtype[Any]]] = {"int16": np.dtype("<i2"), "int32": np.dtype("<i4")}
 PAIRINGS: Final = ("none", "half", "interleaved")
 _KEYS: Final = (
     "data_bytes",

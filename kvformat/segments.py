@@ -5,6 +5,7 @@ Pure: bytes in, arrays out. The reader and the verifier both go through here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,8 @@ from kvformat.transforms import LayerTransform
 class SegmentContext:
     """What the bytes of a segment mean: its record, group, codec, layout and set.
 
-    ``transforms`` are those of the segment's layers, for a transformed group (section 9.5);
-    ``first_position`` is that of the artifact.
+    ``transforms`` gives those of the segment's layers, of a transformed group (section 9.5), or
+    raises ``profile.missing``; ``first_position`` is that of the artifact.
     """
 
     record: SegmentRecord
@@ -38,7 +39,7 @@ class SegmentContext:
     layout: Layout | None
     quantisation: QuantisationSet | None
     where: str
-    transforms: tuple[LayerTransform, ...] | None = None
+    transforms: Callable[[], tuple[LayerTransform, ...]] | None = None
     first_position: int = 0
 
     @property
@@ -148,11 +149,11 @@ def _restore_transformed(
     positions = np.arange(first + part.tokens.start, first + part.tokens.stop)
     limit = np.float32(quant.MAX_FINITE[target.dtype])
     index = None if segment.side is None else segment.side.token_index
+    transforms = context.transforms() if context.transforms is not None else ()
     for place, layer in enumerate(range(part.layers.start, part.layers.stop)):
         q = segment.decoded.integers[layer, part.tokens]
         token_scale = None if index is None else item.token_scale[index[layer, part.tokens]]
-        transform = (context.transforms or ())[layer]
-        x = transform.values(q, item.scale[layer, 0, 0], token_scale, positions)
+        x = transforms[layer].values(q, item.scale[layer, 0, 0], token_scale, positions)
         wanted = np.clip(x[:, part.heads], -limit, limit).reshape(len(x), -1)
         quant.store_float32(wanted, target[place])
 

@@ -14,9 +14,10 @@ from kvformat.limits import LIMITS
 SET_RECORD_BYTES: Final = 64
 SEGMENT_RECORD_BYTES: Final = 128
 CODEC_NAMES: Final = ("hevc", "zstd", "stored")
+QUANTISED: Final = "quantised"
 TRANSFORMED: Final = "transformed"
-ENCODINGS: Final = ("quantised", "exact", TRANSFORMED)
 EXACT: Final = "exact"
+ENCODINGS: Final = (QUANTISED, EXACT, TRANSFORMED)
 _TRACK_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,47}/[a-z0-9][a-z0-9-]{0,47}")
 
 

@@ -18,7 +18,7 @@ CENTRE: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Pairs of dims that turn with the position; ``cosine`` and ``sine`` float64 ``[n]``: one step."""
+    """Pairs of dims that turn with the position; ``cosine``, ``sine`` float64 ``[n]`` of a step."""
 
     pairing: str
     cosine: Float64

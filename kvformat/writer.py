@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvformat.cache import Cache, GroupTensors, Restored, check_cache, native
+from kvformat.coefficients import make_coefficients
 from kvformat.digests import digest
 from kvformat.drafting import (
     checked,
@@ -33,7 +34,7 @@ from kvformat.fields import float64_bits
 from kvformat.groups import Group, Segmentation
 from kvformat.header import HEADER_BYTES, Header, align
 from kvformat.identity import Identity, Lineage
-from kvformat.manifest import Extension, Manifest, content_id, parse_manifest
+from kvformat.manifest import TRANSFORM_KLT, Extension, Manifest, content_id, parse_manifest
 from kvformat.planning import (
     DEFAULT_QUALITY,
     DEFAULT_TRACKS,
@@ -43,6 +44,8 @@ from kvformat.planning import (
     plan_segmentation,
     plan_tracks,
 )
+from kvformat.profile_shelf import load_profile
+from kvformat.profiles import Profile
 from kvformat.storage import (
     copy_into,
     ensure_absent,
@@ -114,6 +117,7 @@ def write(
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
     encoder: str | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
 ) -> WriteReport:
     """Write a KV cache to one artifact and publish it in one step.
 
@@ -125,7 +129,8 @@ def write(
     the tenant's secret. ``tracks`` are names like ``near-lossless/hevc`` or ``exact/zstd``; a
     codec alone means ``quality``. ``progress`` is called with segments done and in all.
     ``encoder="nvenc"`` has an NVIDIA encoder make the ``hevc`` streams, or raises
-    ``codec.unavailable``; by default libx265 does.
+    ``codec.unavailable``; by default libx265 does. ``profile``, a calibration profile of the
+    model or its file, makes lossy tracks smaller; readers need it too (``kvformat calibrate``).
 
     Raises ``UsageError`` for input that cannot be stored (``input.non-finite`` names the place)
     and ``StorageError``; no file is left behind then.
@@ -151,8 +156,23 @@ def write(
         content=content,
     )
     plans = plan_tracks(named, groups)
+    coefficients = None
+    if profile is not None:
+        coefficients = make_coefficients(
+            source,
+            tuple(dict.fromkeys(plan.quality for plan in plans if plan.quality != EXACT)),
+            profile if isinstance(profile, Profile) else load_profile(profile),
+            identity=identity,
+            first_position=first_position,
+            workers=workers,
+        )
     segmentation = plan_segmentation(
-        groups, source.token_count, segment_tokens=segment_tokens, order=order, alignment=alignment
+        groups,
+        source.token_count,
+        segment_tokens=segment_tokens,
+        order=order,
+        alignment=alignment,
+        whole=() if coefficients is None else {number for _, number in coefficients.groups},
     )
     draft = Manifest(
         identity=identity,
@@ -168,6 +188,8 @@ def write(
         lineage=lineage or Lineage(),
         extensions=checked_extensions(extensions),
         generator=GENERATOR,
+        features=() if coefficients is None else (TRANSFORM_KLT,),
+        profile=None if coefficients is None else coefficients.profile.digest,
     )
     with ExitStack() as stack:
         near = spool_directory(url)
@@ -178,6 +200,7 @@ def write(
             first_position=first_position,
             workers=workers,
             video=video,
+            coefficients=coefficients,
         )
         draft = replace(
             draft,
@@ -272,15 +295,15 @@ def _encode(
 
 
 def _quality(job: Job, name: str, start: int, stop: int, table: bytes) -> Quality:
-    exact = tuple(job.exact(name, group) for group in range(len(job.cache.groups)))
+    encodings = tuple(job.encoding(name, group) for group in range(len(job.cache.groups)))
     return Quality(
         name=name,
-        encodings=tuple(EXACT if item else "quantised" for item in exact),
+        encodings=encodings,
         sets=len(job.sets[name]),
         set_table_digest=digest(table).hex(),
         data_start=start,
         data_stop=stop,
-        relative_step=None if all(exact) else float64_bits(RELATIVE_STEPS[name]),
+        relative_step=None if set(encodings) == {EXACT} else float64_bits(RELATIVE_STEPS[name]),
     )
 
 
