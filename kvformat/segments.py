@@ -5,7 +5,6 @@ Pure: bytes in, arrays out. The reader and the verifier both go through here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +28,8 @@ from kvformat.transforms import LayerTransform
 class SegmentContext:
     """What the bytes of a segment mean: its record, group, codec, layout and set.
 
-    ``transforms`` gives those of the segment's layers, of a transformed group (section 9.5), or
-    raises ``profile.missing``; ``first_position`` is that of the artifact.
+    ``transforms`` are those of the segment's layers, for a transformed group (section 9.5);
+    ``first_position`` is that of the artifact.
     """
 
     record: SegmentRecord
@@ -39,7 +38,7 @@ class SegmentContext:
     layout: Layout | None
     quantisation: QuantisationSet | None
     where: str
-    transforms: Callable[[], tuple[LayerTransform, ...]] | None = None
+    transforms: tuple[LayerTransform, ...] | None = None
     first_position: int = 0
 
     @property
@@ -149,7 +148,7 @@ def _restore_transformed(
     positions = np.arange(first + part.tokens.start, first + part.tokens.stop)
     limit = np.float32(quant.MAX_FINITE[target.dtype])
     index = None if segment.side is None else segment.side.token_index
-    transforms = context.transforms() if context.transforms is not None else ()
+    transforms = context.transforms or ()
     for place, layer in enumerate(range(part.layers.start, part.layers.stop)):
         q = segment.decoded.integers[layer, part.tokens]
         token_scale = None if index is None else item.token_scale[index[layer, part.tokens]]
