@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from kvformat.gpu.targets import Target
 from kvformat.groups import Cell
 from kvformat.layout import Layout, candidate_layouts, fault
 from kvformat.segments import PartOfSegment, Segment, restore_into
+from kvformat.transforms import ROW_BUDGET, LayerTransform, Rotation
 from tests.gpu_samples import bits, context_of, pictures, random_set, random_side, torch
 from tests.requirements import covers
 from tests.strategies import FLOATS, Sample, canonical_kv, samples, write_bytes
@@ -279,3 +281,53 @@ def test_a_tensor_that_does_not_fit_is_refused() -> None:
     ):
         with kvformat.open(data) as artifact, pytest.raises(UsageError):
             on_device.read(artifact, out=out)
+
+
+@covers("TRF-6", "TRF-7")
+@settings(deadline=None, max_examples=60)
+@given(
+    cases(),
+    st.sampled_from(["none", "half", "interleaved"]),
+    st.sampled_from(["pictures", "array"]),
+)
+def test_transformed_groups(case: dict[str, Any], pairing: str, how: str) -> None:
+    """Section 9.5 on the device: the bits of the core's matrix product and rotation."""
+    rng = np.random.default_rng(case["seed"])
+    layers, tokens, heads, dim = case["shape"]
+    channels = heads * dim
+    kind = "t" if "t" in case["kind"] else ""
+    item = replace(
+        random_set(rng, layers, heads, dim, kind=kind, big=3.0),
+        zero=np.full((layers, 1, 1), 128, np.int16),
+    )
+    pairs = 0 if pairing == "none" else dim // 2
+    transforms = tuple(random_transform(rng, channels, pairing, pairs) for _ in range(layers))
+    cell = Cell(0, 0, layers, 0, heads, 0, tokens)
+    plain = context_of(item, case["dtype"], cell, "hevc", candidate_layouts(tokens, channels)[0])
+    context = replace(plain, transforms=transforms, first_position=77)
+    q = rng.integers(0, 256, (layers, tokens, heads, dim), np.uint8)
+    segment = Segment(context, Decoded(q), random_side(rng, item, tokens, heads, case["dtype"]))
+    part = PartOfSegment(case["part"].layers, case["part"].tokens, slice(0, heads))
+    shape = (part.layers.stop - part.layers.start, part.tokens.stop - part.tokens.start, heads, dim)
+    expected = np.empty(shape, context.group.numpy_dtype)
+    restore_into(segment, expected, slice(0, shape[1]), part)
+    with Engine("cpu", restorer="torch") as engine:
+        out = torch.empty(shape, dtype=getattr(torch, case["dtype"]))
+        run(segment, q, part, out, engine=engine, how=how)
+    assert bits(out) == bits(expected)
+
+
+def random_transform(rng: Any, channels: int, pairing: str, pairs: int) -> LayerTransform:
+    """A matrix of whole numbers within PRF-4."""
+    most = max(1, ROW_BUDGET // channels)
+    slots = rng.integers(-most, most + 1, (channels, channels)).astype(np.float32)
+    rotation = None
+    if pairs:
+        angle = rng.uniform(0, 1, pairs)
+        rotation = Rotation(pairing, np.cos(angle), np.sin(angle))
+    return LayerTransform(
+        rng.standard_normal(channels).astype(np.float32),
+        np.exp2(rng.uniform(-20, -8, channels)).astype(np.float32),
+        slots,
+        rotation,
+    )

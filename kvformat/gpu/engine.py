@@ -24,6 +24,12 @@ from kvformat.gpu.restoring import Job, restore_reference
 from kvformat.gpu.sources import Source, array_source, frame_source
 from kvformat.gpu.sums import DeviceSum
 from kvformat.gpu.targets import Target
+from kvformat.gpu.transforming import (
+    DeviceTransform,
+    TransformJob,
+    put_transforms,
+    restore_transformed,
+)
 from kvformat.segments import (
     PartOfSegment,
     Segment,
@@ -265,7 +271,8 @@ class _Work:
         self._scale = None
         if side is not None and side.token_index is not None:
             self._scale = engine.put(self._item.token_scale[side.token_index])
-        self._jobs: list[Job] | None = None
+        self._jobs: list[Job | TransformJob] | None = None
+        self._transforms = self._put_transforms(context)
         self._sum: DeviceSum | None = None
 
     def take(self, source: Source) -> None:
@@ -275,6 +282,9 @@ class _Work:
             if self._check:
                 self._sum = self._new_sum(source)
         for job in self._jobs:
+            if isinstance(job, TransformJob):
+                restore_transformed(source, job)
+                continue
             if self._engine.fused:
                 from kvformat.gpu.kernel import fused_serves, restore_fused
 
@@ -285,20 +295,37 @@ class _Work:
         if self._sum is not None:
             self._sum.add(source)
 
-    def _job(self, source: Source, piece: Piece) -> Job:
+    def _put_transforms(self, context: SegmentContext) -> tuple[DeviceTransform, ...] | None:
+        if context.transforms is None:
+            return None
+        cell = context.record.cell
+        first = context.first_position + cell.token_start
+        positions = np.arange(first, first + cell.token_count)
+        tables = self._engine.tables
+        return put_transforms(context.transforms, self._item.scale[:, 0, 0], positions, tables)
+
+    def _all_offsets(self, source: Source) -> Any:
+        cell = self._context.record.cell
+        shape = (cell.layer_count, cell.head_count, self._context.group.head_dim)
+        order = self._context.order() if self._ranked else None
+        return self._engine.tables.offsets(source.geometry, order, shape)
+
+    def _job(self, source: Source, piece: Piece) -> Job | TransformJob:
+        dtype = self._context.group.dtype
+        if self._transforms is not None:
+            offsets = self._all_offsets(source)
+            return TransformJob(
+                self._transforms, offsets, self._scale, piece.part, dtype, piece.target
+            )
         channels = self._engine.tables.channels(
             self._item, source.geometry, self._context.heads, piece.part, ranked=self._ranked
         )
         part = piece.part
-        dtype = self._context.group.dtype
         return Job(channels, self._scale, part.layers, part.tokens, dtype, piece.target)
 
     def _new_sum(self, source: Source) -> DeviceSum:
-        cell = self._context.record.cell
-        shape = (cell.layer_count, cell.head_count, self._context.group.head_dim)
-        order = self._context.order() if self._ranked else None
-        offsets = self._engine.tables.offsets(source.geometry, order, shape)
-        return DeviceSum(offsets, cell.token_count, fused=self._engine.fused)
+        offsets = self._all_offsets(source)
+        return DeviceSum(offsets, self._context.record.cell.token_count, fused=self._engine.fused)
 
     def finish(self) -> None:
         """Patches come last (ARI-5); then the sum is compared."""

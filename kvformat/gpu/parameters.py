@@ -39,7 +39,7 @@ class Tables:
         self.device = device
         self._lock = threading.Lock()
         self._kept: dict[Hashable, Any] = {}
-        self._sets: dict[int, QuantisationSet] = {}
+        self._owners: dict[int, object] = {}
 
     def put(self, array: Array) -> Any:
         """A copy of ``array`` on the device."""
@@ -59,6 +59,14 @@ class Tables:
     def one(self, key: Hashable, make: Callable[[], Array]) -> Any:
         """A tensor."""
         return self._get(("one", key), lambda: self.put(make()))
+
+    def triple(self, owner: object, arrays: tuple[Array, Array, Array]) -> tuple[Any, Any, Any]:
+        """Tensors of three arrays that ``owner`` has for good."""
+        self._owners[id(owner)] = owner  # the id is a key for as long as the owner lives
+        first, second, third = self._get(
+            ("triple", id(owner)), lambda: tuple(self.put(array) for array in arrays)
+        )
+        return first, second, third
 
     def _get(self, key: Hashable, make: Callable[[], Any]) -> Any:
         with self._lock:
@@ -81,7 +89,7 @@ class Tables:
         stored by rank.
         """
         span = (heads.start, heads.stop, *_ends(part.layers), *_ends(part.heads))
-        self._sets[id(item)] = item  # the id is a key for as long as the set lives
+        self._owners[id(item)] = item  # the id is a key for as long as the set lives
         found: Channels = self._get(
             ("channels", id(item), geometry, ranked, span),
             lambda: self._make(item, geometry, heads, part, ranked),
