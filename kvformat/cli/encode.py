@@ -56,6 +56,7 @@ class Options:
     layers_total: int | None
     dtype: str | None
     lossy_source: str | None
+    profile: str | None
     as_json: bool
 
 
@@ -141,6 +142,12 @@ NATURAL = click.IntRange(min=0, max=LIMITS.tokens)
     metavar="Q[:N]",
     help="The input was restored from a lossy track of quality Q (N times). Default: what the "
     ".safetensors file says.",
+)
+@click.option(
+    "--profile",
+    metavar="FILE",
+    help="A calibration profile of the model (kvformat calibrate): smaller at the same quality. "
+    "Readers need it too.",
 )
 @click.option("--segment-tokens", type=POSITIVE, metavar="N", help="Tokens per segment.")
 @click.option("--order", type=click.Choice(ORDERS), default=ORDERS[0], help="Order of segments.")
@@ -246,6 +253,7 @@ def _encode(source: str, target: str, options: Options) -> tuple[WriteReport, bo
             alignment=int(options.alignment),
             overwrite=options.overwrite,
             workers=options.workers,
+        profile=options.profile,
             progress=step,
         )
     return report, token_ids is not None

@@ -17,6 +17,7 @@ from kvformat.errors import UsageError
 
 COMMANDS: Final = {
     "encode": "Write a KV cache (.npy or .safetensors) to an artifact.",
+    "calibrate": "Make a calibration profile, for smaller files of one model.",
     "decode": "Restore a cache, whole or in part, to .npy or .safetensors.",
     "inspect": "Show what an artifact says about itself; reads only its front.",
     "verify": "Check every byte of an artifact against the specification.",
