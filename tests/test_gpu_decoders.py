@@ -26,7 +26,6 @@ from kvformat.gpu.pynv import PynvDecoder
 from kvformat.gpu.software import SoftwareDecoder
 from tests.fake_driver import FakeDriver, compiler, shared_driver
 from tests.gpu_samples import bits, torch
-from tests.requirements import covers
 from tests.strategies import canonical_kv, write_bytes
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
@@ -70,7 +69,6 @@ def decoded(session: Any, payload: bytes, frames: int = FRAMES) -> np.ndarray:
     return torch.stack(found).numpy() if found else np.zeros(0)
 
 
-@covers("HEV-8", "HEV-14")
 @BOTH
 def test_pictures_stay_on_the_device_and_the_decoder_is_kept(
     fake: FakeDriver, clip: tuple[bytes, np.ndarray], kind: Any
@@ -252,7 +250,6 @@ def artifacts(loaded: FakeDriver) -> Artifacts:
     return Artifacts(loaded)
 
 
-@covers("INT-2")
 @BOTH
 def test_an_artifact_through_the_engine(fake: FakeDriver, artifacts: Artifacts, kind: Any) -> None:
     before = fake.counter("cuda", "to_host")
@@ -268,7 +265,6 @@ def test_an_artifact_through_the_engine(fake: FakeDriver, artifacts: Artifacts, 
     assert counters.closed == counters.opened <= 7
 
 
-@covers("INT-3")
 @BOTH
 def test_hidden_corruption_is_found_by_the_sum(
     fake: FakeDriver, artifacts: Artifacts, kind: Any, monkeypatch: pytest.MonkeyPatch

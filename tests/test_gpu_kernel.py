@@ -25,12 +25,10 @@ from kvformat.gpu.sources import array_source, frame_source
 from kvformat.gpu.sums import DeviceSum
 from tests.builder import integer_sum
 from tests.gpu_samples import bits, pictures, torch
-from tests.requirements import covers
 from tests.strategies import FLOATS, canonical_kv, write_bytes
 from tests.test_gpu_restore import TRACKS, build, cases, run
 
 
-@covers("ARI-2", "ARI-4", "ARI-6")
 @settings(deadline=None, max_examples=25)
 @given(cases())
 def test_the_kernel_gives_the_bits_of_the_reference(case: dict[str, Any]) -> None:
@@ -52,7 +50,6 @@ def test_files_of_every_codec_through_the_kernel(name: str) -> None:
             assert bits(found.kv) == bits(artifact.read(track=track).kv)
 
 
-@covers("INT-3")
 @settings(deadline=None, max_examples=25)
 @given(cases())
 def test_the_sum_of_the_kernel_the_reference_and_the_formula(case: dict[str, Any]) -> None:

@@ -22,7 +22,6 @@ from kvformat.layout import Layout, candidate_layouts, fault
 from kvformat.segments import PartOfSegment, Segment, restore_into
 from kvformat.transforms import ROW_BUDGET, LayerTransform, Rotation
 from tests.gpu_samples import bits, context_of, pictures, random_set, random_side, torch
-from tests.requirements import covers
 from tests.strategies import FLOATS, Sample, canonical_kv, samples, write_bytes
 
 TRACKS = (
@@ -139,7 +138,6 @@ def run(
     work.finish()
 
 
-@covers("ARI-1", "ARI-2", "ARI-3", "ARI-4", "ARI-5", "ARI-6", "PAR-1")
 @settings(deadline=None, max_examples=150)
 @given(cases(), st.sampled_from(["pictures", "array"]))
 def test_bits_are_those_of_the_cpu_reader(case: dict[str, Any], how: str) -> None:
@@ -203,7 +201,6 @@ def test_the_callers_strides_and_dtype() -> None:
             assert bits(wide) == bits(expected.to(dtype))
 
 
-@covers("INT-2")
 def test_a_picture_that_a_decoder_conceals_fails_the_check_of_integers() -> None:
     kv = canonical_kv(3, 64, 2, 64)
     data = write_bytes(kv, tracks=["hevc"])
@@ -283,7 +280,6 @@ def test_a_tensor_that_does_not_fit_is_refused() -> None:
             on_device.read(artifact, out=out)
 
 
-@covers("TRF-6", "TRF-7")
 @settings(deadline=None, max_examples=60)
 @given(
     cases(),
