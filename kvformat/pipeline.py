@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -61,7 +62,8 @@ class Pipeline(Generic[R]):
 
     A feeder thread takes stored bytes from the fetcher and gives them to a pool of ``workers``;
     at most ``2 * workers`` segments are between the two and the caller, so a caller that is slow
-    holds back the network. ``close`` stops everything and returns when no thread of it is left.
+    holds back the network. ``start`` begins; ``close`` stops everything and returns when no
+    thread of it is left.
     """
 
     def __init__(
@@ -78,7 +80,17 @@ class Pipeline(Generic[R]):
         self._results = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="kvformat")
         self._feeder = threading.Thread(target=self._feed, name="kvformat-feed", daemon=True)
-        self._feeder.start()
+        self._starting = threading.Lock()
+        self._started = False
+
+    def start(self) -> None:
+        """Begin, unless this is closed. It is no part of the constructor, which an interruption
+        would leave without anybody to close it.
+        """
+        with self._starting:
+            if not self._stop.is_set():
+                self._started = True
+                self._feeder.start()
 
     def _feed(self) -> None:
         try:
@@ -142,10 +154,13 @@ class Pipeline(Generic[R]):
         """Stop at once: nothing is decoded any more but what a thread has begun."""
         if os.getpid() != self._process:  # a fork has none of the threads, and locks as they were
             return
-        self._stop.set()
+        with self._starting:
+            self._stop.set()
+            started = self._started
         self._fetcher.close()
         self._slots.release()
         self._results.put(END)
-        if self._feeder is not threading.current_thread():
-            self._feeder.join()
+        if started and self._feeder is not threading.current_thread():
+            with contextlib.suppress(RuntimeError):  # interrupted before it ran
+                self._feeder.join()
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -156,6 +156,7 @@ class Reading(Generic[R]):
             return self._restore(wish, data, place)
 
         self._pipeline = Pipeline(fetcher, work, self.workers, self.clock)
+        self._pipeline.start()
         if self._beside.closed:  # cancelled before there was anything to stop
             self._pipeline.close()
         return self._pipeline

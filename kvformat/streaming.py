@@ -114,12 +114,12 @@ class Stream:
 
     def __init__(self, reading: Reading[list[Block]]) -> None:
         self._reading = reading
-        wanted = reading.wanted  # nothing that runs may hold the stream, or it is never dropped
-        self._outcomes = reading.start(lambda wish, segment: blocks_of(wanted, wish, segment))
         self._ready: list[Block] = []
         self._closed = False
         self._dropped = weakref.finalize(self, stop_later, reading)
         self._dropped.atexit = False
+        wanted = reading.wanted  # nothing that runs may hold the stream, or it is never dropped
+        self._outcomes = reading.start(lambda wish, segment: blocks_of(wanted, wish, segment))
 
     def __enter__(self) -> Stream:
         return self

@@ -108,7 +108,15 @@ def number_of(wish: Wish, data: Data) -> int:
 def pipeline(
     source: Source, count: int = 40, workers: int = 2, work: Callable[..., int] = number_of
 ) -> Pipeline[int]:
-    return Pipeline(fetcher(source, [wishes(*range(count))]), work, workers, Clock())
+    return running_pipeline(fetcher(source, [wishes(*range(count))]), work, workers)
+
+
+def running_pipeline(
+    fetching: Fetcher, work: Callable[..., int] = number_of, workers: int = 2
+) -> Pipeline[int]:
+    result = Pipeline(fetching, work, workers, Clock())
+    result.start()
+    return result
 
 
 def test_everything_comes_once_and_in_order() -> None:
@@ -142,7 +150,7 @@ def test_any_order_of_segments_in_any_windows(
     fetching = Fetcher(
         source, FILE[:prefix], 0, windows, lambda window: prepared.append(len(window))
     )
-    outcomes = list(Pipeline(fetching, number_of, workers, Clock()))
+    outcomes = list(running_pipeline(fetching, workers=workers))
     assert [outcome.value for outcome in outcomes] == numbers
     assert prepared == [len(window) for window in windows if window]
     assert source.open == 0
@@ -169,6 +177,16 @@ def test_cancelled_anywhere_nothing_is_left(stop: int, workers: int, hang: bool)
     with pytest.raises(UsageError, match=CLOSED):
         next(running)
     running.close()
+
+
+def test_closed_before_it_began() -> None:
+    source = Source()
+    closed = Pipeline(fetcher(source, [wishes(1, 2)]), number_of, 2, Clock())
+    closed.close()
+    closed.start()
+    with pytest.raises(UsageError, match=CLOSED):
+        next(closed)
+    assert (source.asked, threads()) == ([], [])
 
 
 def test_closed_by_another_thread_while_the_caller_waits() -> None:
@@ -200,7 +218,7 @@ def test_an_error_of_the_preparation_is_raised() -> None:
     source = Source()
     fetching = Fetcher(source, b"", 0, [wishes(1, 2)], prepare)
     with pytest.raises(kvformat.InvalidError, match="damaged"):
-        list(Pipeline(fetching, number_of, 2, Clock()))
+        list(running_pipeline(fetching))
     assert source.open == 0
 
 
