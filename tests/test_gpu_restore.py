@@ -327,3 +327,31 @@ def random_transform(rng: Any, channels: int, pairing: str, pairs: int) -> Layer
         slots,
         rotation,
     )
+
+
+def test_opaque_bytes_are_not_numbers() -> None:
+    for name, one_byte in (("bfloat16", False), ("float8_e4m3fn", True)):
+        data = write_bytes(canonical_kv(2, 20, 2, 64, name=name), tracks=["hevc"])
+        out = torch.zeros((2, 2, 20, 2, 64), dtype=torch.uint8)
+        with kvformat.open(data) as artifact:
+            if one_byte:
+                on_device.read(artifact, out=out)
+                assert bits(out) == bits(artifact.read().kv)
+            else:
+                with pytest.raises(UsageError):
+                    on_device.read(artifact, out=out)
+
+
+def test_an_exception_of_the_device_becomes_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvformat.gpu import engine as module
+
+    def fails(*of: Any) -> None:
+        raise RuntimeError(f"CUDA out of memory\n{len(of)}")
+
+    monkeypatch.setattr(module, "restore_reference", fails)
+    data = write_bytes(canonical_kv(2, 20, 2, 64), tracks=["hevc"])
+    with pytest.raises(KvformatError) as caught:
+        on_device.read(data, device="cpu")
+    assert caught.value.code == "codec.unavailable"
+    assert caught.value.found == "RuntimeError: CUDA out of memory 2"
+    assert caught.value.where == "track near-lossless/hevc, segment 0"

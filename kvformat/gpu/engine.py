@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvformat.codecs.bitstream import check_stream
 from kvformat.codecs.registry import CODECS
-from kvformat.errors import UsageError
+from kvformat.errors import KvformatError, UnsupportedError, UsageError
 from kvformat.gpu.dtypes import ITEM_BYTES, torch_dtype
 from kvformat.gpu.frames import FrameDecoder
 from kvformat.gpu.libraries import as_device, load_torch, load_triton
@@ -191,11 +191,16 @@ class Engine:
         check_stored(context, data)
         errand = Errand(context, parse_side_block(context, data), pieces, check)
         payload = memoryview(data)[context.record.side_bytes :]
-        with self.on_device():
-            if context.codec == "hevc":
-                self._pictures(errand, bytes(payload), spent)
-            else:
-                self._integers(errand, payload, spent)
+        try:
+            with self.on_device():
+                if context.codec == "hevc":
+                    self._pictures(errand, bytes(payload), spent)
+                else:
+                    self._integers(errand, payload, spent)
+        except KvformatError:
+            raise
+        except Exception as error:  # torch and triton have many, and none says which segment
+            raise device_failed(error, context.where) from error
         total_s = time.perf_counter() - spent.started_s
         spent.decode_s = total_s - spent.restore_s
         return spent
@@ -256,6 +261,18 @@ def _store_exact(
         tokens = torch.arange(tensor.shape[1], device=tensor.device)
         for index, layer in enumerate(tensor):
             piece.target.store(index, tokens, layer)
+
+
+def device_failed(error: Exception, where: str) -> UnsupportedError:
+    """An exception of torch or triton: no memory, no compiler, a lost device."""
+    said = " ".join(str(error).split())[:200]
+    return UnsupportedError(
+        "codec.unavailable",
+        "restoring on the device failed",
+        where=where,
+        found=f"{type(error).__name__}: {said}",
+        next_step="Free device memory, or try restorer='torch', which compiles nothing",
+    )
 
 
 class _Work:

@@ -66,6 +66,12 @@ class LayerEvents:
         if event is not None:
             (stream or load_torch().cuda.current_stream(self._device)).wait_event(event)
 
+    def begin(self) -> None:
+        """Have the default stream wait for what the caller queued on the current one."""
+        if self._device.type == "cuda":
+            cuda = load_torch().cuda
+            cuda.default_stream(self._device).wait_stream(cuda.current_stream(self._device))
+
     def synchronise(self) -> None:
         """Wait until the device has done what was queued on its default stream."""
         if self._device.type == "cuda":

@@ -7,7 +7,6 @@ subnormals and no fused multiply-add can change them. A test reads the PTX for t
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import triton
@@ -20,10 +19,13 @@ from kvformat.gpu.sources import Source
 BLOCK_TOKENS: Final = 16
 BLOCK_CHANNELS: Final = 128
 OPTIONS: Final = {"enable_fp_fusion": False, "num_warps": 4}
-LAUNCH: Final[AbstractContextManager[Any]] = (
-    threading.RLock() if triton.knobs.runtime.interpret else nullcontext()
-)
-"""Triton's interpreter patches its modules while a kernel runs, so it runs one at a time."""
+LAUNCH: Final = threading.RLock()
+"""One launch at a time: a first one compiles, and the interpreter patches Triton while it runs."""
+VARYING: Final = (
+    "plane_1", "plane_2", "shift", "samples", "segment_tokens", "first_layer", "out_1", "out_2",
+    "token_start", "token_stop",
+)  # fmt: skip
+"""Numbers that differ from launch to launch: no kernel of its own for each."""
 _PLAIN: Final = Rounding(0, 0, 0, 0, 0, 0)
 
 
@@ -44,7 +46,7 @@ def _rounded(x, KIND: tl.constexpr, LOWEST: tl.constexpr, MAGIC: tl.constexpr,
     return pattern | ((bits >> SIGN_SHIFT) & SIGN)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def restore_kernel(plane, plane_1, plane_2, token_offset, number, shift, samples,
                    channel_offset, scale, zero, bias, token_scale, segment_tokens, first_layer,
                    out, out_1, out_2, out_offset, token_start, token_stop, head_stride,
@@ -92,7 +94,7 @@ def _factor(number, FACTOR: tl.constexpr):
     return (mixed ^ (mixed >> 15)) | 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING[:5])
 def sum_kernel(plane, plane_1, plane_2, token_offset, number, shift, samples, channel_offset,
                segment_tokens, out, channels, FACTOR: tl.constexpr, ROW: tl.constexpr,
                TOKENS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip

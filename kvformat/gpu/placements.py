@@ -10,7 +10,7 @@ import numpy as np
 
 from kvformat.cache import kv_pair
 from kvformat.errors import UsageError
-from kvformat.gpu.dtypes import dtype_name, torch_dtype
+from kvformat.gpu.dtypes import ITEM_BYTES, dtype_name, torch_dtype
 from kvformat.gpu.engine import Piece
 from kvformat.gpu.libraries import load_torch
 from kvformat.gpu.parameters import Tables
@@ -37,6 +37,9 @@ def allocate(
     ``dtype`` replaces that of the groups; ``usage.selection`` where memory does not hold them.
     """
     torch = load_torch()
+    if dtype is not None:
+        for item in wanted:
+            check_conversion(item.group.dtype, dtype_name(dtype), f"group {item.group.name}")
     kinds = [torch_dtype(item.group.dtype) if dtype is None else dtype for item in wanted]
     try:
         base = None
@@ -80,17 +83,31 @@ def adopt(wanted: Sequence[GroupSelection], tensors: Tensors, device: Any) -> di
             found=type(tensors).__name__,
         )
     for item, tensor in zip(wanted, given, strict=True):
-        check_tensor(f"tensor of group {item.group.name}", tensor, item.shape, device)
+        where = f"tensor of group {item.group.name}"
+        check_tensor(where, tensor, item.shape, device, dtype=item.group.dtype)
     return dict(zip(names, given, strict=True))
 
 
-def check_tensor(where: str, tensor: Any, shape: Sequence[int], device: Any) -> None:
-    """Shape, device, dtype and memory of one tensor of the caller."""
+def check_conversion(dtype: str, target: str, where: str) -> None:
+    """Opaque bytes are not numbers: uint8 goes to uint8, and takes the bits of one-byte values."""
+    opaque = "uint8" in (dtype, target)
+    if opaque and (ITEM_BYTES[dtype] != 1 or (dtype == "uint8" and target != "uint8")):
+        raise UsageError(
+            "usage.argument",
+            "values and opaque bytes are not converted into each other",
+            where=where,
+            expected=dtype,
+            found=target,
+        )
+
+
+def check_tensor(where: str, tensor: Any, shape: Sequence[int], device: Any, *, dtype: str) -> None:
+    """Shape, device, dtype and memory of one tensor of the caller; ``dtype`` is the group's."""
     torch = load_torch()
     if not isinstance(tensor, torch.Tensor):
         found = type(tensor).__name__
         raise UsageError("usage.argument", "not a torch tensor", where=where, found=found)
-    dtype_name(tensor.dtype)
+    check_conversion(dtype, dtype_name(tensor.dtype), where)
     if tuple(tensor.shape) != tuple(shape) or tensor.device != device:
         raise UsageError(
             "usage.argument",
@@ -262,7 +279,7 @@ class Paged:
             page = self._pages[selection.index, position]
             where = f"{selection.group.role} of layer {layer}"
             shape = (*page.shape[:2], *selection.shape[2:])
-            check_tensor(where, page, shape, self._tables.device)
+            check_tensor(where, page, shape, self._tables.device, dtype=selection.group.dtype)
             if highest >= page.shape[0] * page.shape[1]:
                 raise UsageError(
                     "usage.argument",

@@ -227,6 +227,7 @@ def destination(
 def finish(reading: DeviceReading, events: LayerEvents | None) -> ReadReport:
     """Run, and wait for the device."""
     announced = events or LayerEvents(reading.engine.device)
+    announced.begin()
     try:
         return reading.run(announced)
     finally:
@@ -295,6 +296,7 @@ class Load:
         self._report: ReadReport | None = None
         self._error: BaseException | None = None
         self._run = run
+        self.events.begin()  # here, where the caller's stream is the current one
         self._thread = threading.Thread(target=self._work, name="kvformat-load", daemon=True)
         self._thread.start()
 

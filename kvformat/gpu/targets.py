@@ -45,11 +45,12 @@ class Target:
     def store(self, layer: int, tokens: Any, values: Any) -> None:
         """Put ``values`` ``[tokens, heads, head_dim]`` at the token numbers ``tokens`` int64.
 
-        Values of another dtype than the target's are converted as torch converts.
+        Values of another dtype than the target's are converted as torch converts; a target of
+        uint8 takes the bits of values of one byte.
         """
         kept = self.offsets[tokens] >= 0
         tokens, values = tokens[kept], values[kept]
-        if dtype_name(values.dtype) != self.dtype:
+        if self.dtype != "uint8" and dtype_name(values.dtype) != self.dtype:
             values = values.to(getattr(load_torch(), self.dtype))
         bits = values.contiguous().view(bits_dtype(ITEM_BYTES[self.dtype]))
         where = self.elements(values.shape[1], values.shape[2], tokens)
