@@ -14,13 +14,14 @@ import kvformat
 from kvformat.cache import Cache, GroupTensors
 from kvformat.errors import StorageError
 from kvformat.groups import Extent, Group
-from kvformat.store import ObjectName, Store, StoreOptions, View
+from kvformat.store import Hit, LoadReport, ObjectName, Store, StoreOptions, View
 from kvformat.store.backend import Entry
 from kvformat.store.handover import SharedMemory
 from kvformat.store.jobs import EncodeJob
 from kvformat.store.local import LocalBackend
 from kvformat.store.publishing import Publisher
 from kvformat.store.queueing import EncoderQueue
+from tests.builder import seal_header
 
 BLOCK = 256
 LAYERS, HEADS, DIM = 2, 1, 8
@@ -132,3 +133,43 @@ def windowed_cache(count: int, window: int, first: int = 0) -> Cache:
             group("state", "state", 1, Extent("state", shape=(DIM,)), state),
         ),
     )
+
+
+def objects(root: Path) -> list[Path]:
+    """All names in the store."""
+    return sorted(root.glob("*/*/*/*/*/*.kvf"))
+
+
+def the_file(root: Path, end: int) -> Path:
+    """The one object of that end."""
+    (found,) = root.glob(f"*/*/*/*/*/*-{end}.kvf")
+    return found
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def newer(path: Path) -> None:
+    data = path.read_bytes()
+    fields = (
+        *(int.from_bytes(data[at : at + 8], "little") for at in (48, 56, 64)),
+        data[72:104],
+        bytes(24),
+    )
+    fixed = data[:10] + (10).to_bytes(2, "little") + data[12:16]
+    path.write_bytes(seal_header(fixed, fields) + data[128:])
+
+
+def load_by(way: str, view: View, hit: Hit) -> LoadReport:
+    """Load a hit in one of three ways."""
+    if way == "load_into":
+        return view.load_into(hit, np.zeros((2, LAYERS, hit.tokens, HEADS, DIM), np.float16))
+    if way == "load":
+        return view.load(hit).report
+    with view.blocks(hit) as stream:
+        for placed in stream:
+            assert placed.block.array.size
+    return stream.report

@@ -22,7 +22,7 @@ from kvformat.store import Store, StoreOptions
 from kvformat.store.bulk import Outcome, plan, run, run_task
 from kvformat.store.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics
 from kvformat.store.prometheus import prometheus_text
-from tests.stores import EXACT, IDENTITY, inline_store, kv_of, load, tokens
+from tests.stores import EXACT, IDENTITY, flip, inline_store, kv_of, load, tokens
 
 LOSSY = replace(EXACT, quality="near-lossless")
 PROMPTS = [tokens(number, number + 1) for number in (10, 20, 30, 40)]
@@ -44,12 +44,6 @@ def fill(root: Path, options: StoreOptions) -> None:
 
 def ends(root: Path) -> list[Path]:
     return sorted(root.glob("*/*/*/*/*/*-2.kvf"))
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 def results(outcomes: Iterator[Outcome]) -> Counter[str]:

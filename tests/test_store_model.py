@@ -172,5 +172,5 @@ class StoreMachine(RuleBasedStateMachine):
                 pytest.fail(f"{path.name}: {error}")
 
 
-StoreMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
 TestStoreModel = StoreMachine.TestCase

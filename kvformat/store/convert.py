@@ -22,7 +22,7 @@ from kvformat.errors import InvalidError, UsageError
 from kvformat.header import HEADER_BYTES, Header, align
 from kvformat.layout import Layout, candidate_layouts, fault, tail_layout
 from kvformat.limits import LIMITS
-from kvformat.manifest import Manifest, parse_manifest
+from kvformat.manifest import TRANSFORM_KLT, Manifest, parse_manifest
 from kvformat.segments import Segment, canonical_integers, check_integers, decode_segment
 from kvformat.storage import copy_into, publish, spool, spool_directory, storage_errors
 from kvformat.tables import (
@@ -32,7 +32,7 @@ from kvformat.tables import (
     parse_set_table,
     place,
 )
-from kvformat.tracks import EXACT, Track
+from kvformat.tracks import EXACT, TRANSFORMED, Track
 from kvformat.workers import in_order, worker_count
 from kvformat.writer import GENERATOR
 
@@ -139,7 +139,7 @@ def _encode(
         record = table[index]
         group = record.cell.group
         data = bytes(source.segment_bytes(record))
-        segment = decode_segment(source.context(track, record), data)
+        segment = decode_segment(source.context(track, record, restoring=False), data)
         check_integers(segment)
         side = data[: record.side_bytes]
         if codecs[group] == track.codecs[group]:
@@ -236,9 +236,11 @@ def _make(
         layouts=layouts,
         encoder=CODECS[codec].encoder(),
     )
+    kept = TRANSFORMED in quality.encodings
     new = replace(
         manifest, qualities=(new_quality,), tracks=(new_track,), data_bytes=stop,
-        generator=GENERATOR,
+        generator=GENERATOR, profile=manifest.profile if kept else None,
+        features=tuple(item for item in manifest.features if kept or item != TRANSFORM_KLT),
     )  # fmt: skip
     parse_manifest(new.to_bytes())
     found = parse_set_table(set_rows.tobytes(), new, new_quality)
