@@ -162,7 +162,7 @@ class ThreadTransfer:
         with self._change:
             self._change.wait_for(lambda: self._stop.is_set() or bool(self._items))
             if self._stop.is_set():
-                raise UsageError("usage.argument", "the read was closed")
+                raise UsageError("usage.argument", "the read was closed or cancelled")
             item = self._items[0]
             if isinstance(item, BaseException):
                 raise item

@@ -388,7 +388,7 @@ class LoopTransfer:
         if isinstance(item, BaseException):
             self._failed = item
             if isinstance(item, asyncio.CancelledError):
-                raise UsageError("usage.argument", "the read was closed") from item
+                raise UsageError("usage.argument", "the read was closed or cancelled") from item
             raise item
         self._loop.call_soon_threadsafe(self._release, len(item))
         return item
