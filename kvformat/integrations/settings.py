@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Final
 
+from blake3 import blake3
+
 from kvformat.errors import UsageError
 from kvformat.store import Store, StoreOptions
 from kvformat.store import open as open_store
@@ -60,6 +62,17 @@ def parse(values: Mapping[str, Any], own: Mapping[str, type | tuple[type, ...]])
             )
     chosen = {name: _typed(name, value, _option_type(name)) for name, value in rest.items()}
     return Settings(url, StoreOptions(**chosen), salt, mine)
+
+
+def combined_salt(salt: bytes, own: str | None) -> bytes:
+    """The operator's salt and that of a request as one secret; ``salt`` itself without the latter.
+
+    Every pair gives another one, also where one of the two is empty.
+    """
+    if own is None:
+        return salt
+    message = len(salt).to_bytes(8, "little") + salt + own.encode()
+    return blake3(message, derive_key_context="kvformat request salt").digest()
 
 
 def _option_type(name: str) -> type | tuple[type, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -131,9 +131,11 @@ class KvformatConnector(KVConnectorBase_V1):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """As the base class says."""
-        return self._guarded(
-            lambda: self._plan().match(request, num_computed_tokens), (0, False), "a lookup"
-        )
+        try:
+            return self._plan().match(request, num_computed_tokens)
+        except Exception:
+            _log.exception("a lookup failed")
+            return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """As the base class says. It must not fail silently: the engine relies on the load."""
@@ -255,10 +257,3 @@ class KvformatConnector(KVConnectorBase_V1):
         if self._planner is None:
             raise RuntimeError("this half of the connector has no scheduler")
         return self._planner
-
-    def _guarded(self, work: Callable[[], Any], otherwise: Any, doing: str) -> Any:
-        try:
-            return work()
-        except Exception:
-            _log.exception("%s failed", doing)
-            return otherwise

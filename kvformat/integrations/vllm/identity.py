@@ -64,16 +64,6 @@ def for_tenant(identity: Identity, tenant: Tenant) -> Identity:
     return identity if tenant.adapter is None else replace(identity, adapters=(tenant.adapter,))
 
 
-def salt_for(salt: bytes, tenant: Tenant) -> bytes:
-    """The operator's salt and that of the request as one secret."""
-    if tenant.salt is None:
-        return salt
-    own = tenant.salt.encode()
-    return blake3(
-        len(salt).to_bytes(8, "little") + salt + own, derive_key_context="kvformat vllm cache_salt"
-    ).digest()
-
-
 def cache_dtype(config: Any) -> str:
     """The dtype of the cache; raises ``input.dtype`` for quantised ones."""
     name = str(config.cache_config.cache_dtype)

@@ -137,7 +137,7 @@ def find_layout(
             raise _strange(
                 name, f"[blocks, {heads}, {block_tokens}, {content}]", str(list(cache.shape))
             )
-        found = _probe(name, cache, writers[name], widths, heads, block_tokens)
+        found = _probe(name, cache, writers[name], widths)
         layout = layout or found
         if any(
             not torch.equal(place.index, found.places[role].index)
@@ -154,11 +154,9 @@ def _probe(
     cache: torch.Tensor,
     write: Write,
     widths: Mapping[str, int],
-    heads: int,
-    block_tokens: int,
 ) -> Layout:
     """Write numbers digit by digit, which every dtype holds exactly, and see where they land."""
-    content = sum(widths.values())
+    _, heads, block_tokens, content = cache.shape
     items = block_tokens * content
     block = cache[PROBED_BLOCK]
     before = block.clone()

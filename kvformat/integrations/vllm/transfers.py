@@ -30,6 +30,7 @@ from kvformat.integrations.vllm.orders import LoadOrder, PartHit, SaveOrder
 from kvformat.integrations.vllm.topology import Part
 from kvformat.integrations.vllm.views import Views
 from kvformat.store import PlacedBlock
+from kvformat.tokens import BLOCK_TOKENS
 
 SAVE_TOKENS: Final = 4096
 Ordered = Callable[[], AbstractContextManager[None]]
@@ -198,17 +199,13 @@ class Saves:
             if not lineage.generations:
                 self._counts["prompts not saved: lineage is not known"] += 1
                 return
-        start = order.stored
-        if job is not None:
-            start = min(start, job.good_end) if job.good_end < job.order.end else start
         view = self._views.get(order.tenant, self._paged.part)
-        step = view.scope.grid.cell_blocks * 256
-        begin = start // step * step
-        total = len(order.token_ids)
-        if start >= total:
-            return
+        cell = view.scope.grid.cell_blocks * BLOCK_TOKENS
+        begin = order.stored
+        if job is not None and job.good_end < job.order.end:
+            begin = min(begin, job.good_end) // cell * cell  # what was bad is replaced
         ids = np.asarray(order.token_ids, np.uint32)
-        for first, stop in _spans(begin, total, max(SAVE_TOKENS, step)):
+        for first, stop in _spans(begin, len(ids), max(SAVE_TOKENS, cell)):
             cache = Cache.from_tensors(
                 dict(self._tensors(order, first, stop)),
                 token_count=stop - first,
@@ -233,6 +230,8 @@ class Saves:
 
 
 def _spans(begin: int, end: int, step: int) -> Iterator[tuple[int, int]]:
-    """[begin, end) in pieces that end at multiples of ``step`` from ``begin`` on."""
-    for first in range(begin, end, step):
-        yield first, min(first + step, end)
+    """[begin, end) in pieces that end at multiples of ``step``."""
+    while begin < end:
+        stop = min((begin // step + 1) * step, end)
+        yield begin, stop
+        begin = stop

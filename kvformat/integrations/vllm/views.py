@@ -9,7 +9,8 @@ from typing import Final
 
 from kvformat.groups import Group
 from kvformat.identity import Identity
-from kvformat.integrations.vllm.identity import Tenant, for_tenant, salt_for
+from kvformat.integrations.settings import combined_salt
+from kvformat.integrations.vllm.identity import Tenant, for_tenant
 from kvformat.integrations.vllm.topology import Part
 from kvformat.store import Store, View
 
@@ -64,7 +65,7 @@ class Views:
                 return found
         made = self.store.view(
             for_tenant(self._identity, tenant),
-            salt=salt_for(self._salt, tenant),
+            salt=combined_salt(self._salt, tenant.salt),
             part=part.label,
             groups=None if self._shape is None else self._shape.groups(part),
         )

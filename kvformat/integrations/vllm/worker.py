@@ -70,13 +70,13 @@ class Worker:
         failed = {job.order.request_id for job in self._needed if job.good_end < job.order.end}
         self._needed.clear()
         for order in orders.saves:
-            job = self._jobs.get(order.request_id)
+            known = self._jobs.get(order.request_id)
             if not self._writes or order.request_id in failed:
                 continue  # what was computed on top of a failed load is computed again
-            if job is not None and job.lineage.generations:
-                self._saves.lossy_seen = job.lineage
+            if known is not None and known.lineage.generations:
+                self._saves.lossy_seen = known.lineage
             self._saved[order.request_id] = self._saving.submit(
-                self._saves.run, order, job, self._ordering()
+                self._saves.run, order, known, self._ordering()
             )
 
     def preempted(self, orders: Orders) -> None:
