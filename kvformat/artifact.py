@@ -56,7 +56,7 @@ class Artifact:
         self._segments: dict[str, SegmentTable] = {}
         self._set_objects: dict[tuple[str, int], QuantisationSet] = {}
         self._grid: Grid | None = None
-        self._transforms = Transforms(front.manifest, profiles or ProfileShelf(()))
+        self.transforms = Transforms(front.manifest, profiles or ProfileShelf(()))
         self._closed = False
         self._verified_length: int | None = None
         if expect is not None:
@@ -333,8 +333,13 @@ class Artifact:
                 next_step="Ask for a valid length, or allow a partial read",
             )
 
-    def context(self, track: Track, record: SegmentRecord) -> SegmentContext:
-        """What decoding a segment needs; fetches its quantisation set if that is not yet here."""
+    def context(
+        self, track: Track, record: SegmentRecord, *, restoring: bool = True
+    ) -> SegmentContext:
+        """What decoding a segment needs; fetches its quantisation set if that is not yet here.
+
+        Integers need no profile: none is looked for without ``restoring``.
+        """
         group = self.groups[record.cell.group]
         codec = track.codecs[record.cell.group]
         quantisation = None
@@ -347,7 +352,7 @@ class Artifact:
             track.layouts[record.layout] if codec == "hevc" else None,
             quantisation,
             f"track {track.name}, segment {record.index}",
-            self._transforms.of(track, record),
+            self.transforms.of(track, record) if restoring else None,
             self.manifest.tokens.first_position,
         )
 
@@ -371,9 +376,9 @@ class Artifact:
                     next_step="Fetch the file again",
                 )
             group = self.groups[record.group]
-            self._set_objects[key] = parse_set(
-                data, record.layer_count, group.heads, group.head_dim, where
-            )
+            transformed = self.manifest.quality(quality).encodings[record.group] == TRANSFORMED
+            shape = (record.layer_count, group.heads, group.head_dim)
+            self._set_objects[key] = parse_set(data, *shape, where, transformed=transformed)
         return self._set_objects[key]
 
     def data(self, offset: int, size_bytes: int) -> Data:
@@ -465,9 +470,9 @@ def open_artifact(
 
     ``storage_options`` go to fsspec, ``transport`` sets time limits and concurrency.
     ``profiles`` are files, directories or ``Profile`` objects among which a calibration profile is
-    looked for when a transformed group is read. Reads and
-    checks the header and the manifest, and with ``expect`` that it is the KV of what the caller
-    wants. Raises ``InvalidError``, ``UnsupportedError``, ``MismatchError``, ``StorageError``.
+    looked for when a transformed group is read. Reads and checks the header and the manifest, and
+    with ``expect`` that it is the KV of what the caller wants. Raises ``InvalidError``,
+    ``UnsupportedError``, ``MismatchError``, ``StorageError``.
     """
     if expect is not None and not isinstance(expect, Expectation):
         raise UsageError(

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from kvformat import strictjson
 from kvformat.cache import Cache
-from kvformat.errors import InvalidError, UsageError
+from kvformat.errors import InvalidError, KvformatError, UsageError
 from kvformat.expectations import token_array
 from kvformat.fields import Node
 from kvformat.identity import Identity
@@ -28,9 +28,12 @@ T = TypeVar("T")
 
 
 def plain(value: object, depth: int = 0) -> Any:
-    """``value`` with numpy integers and tuples made plain; ``input.identity`` for the rest."""
+    """``value`` with numpy integers and tuples made plain.
+
+    Raises ``input.range`` for what is nested too deeply, ``input.identity`` for other types.
+    """
     if depth > LIMITS.json_depth:
-        raise UsageError("input.identity", "a value is nested too deeply")
+        raise UsageError("input.range", "a value is nested too deeply")
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, np.bool_):
@@ -49,14 +52,23 @@ def plain(value: object, depth: int = 0) -> Any:
     )
 
 
+def refusal_code(error: KvformatError) -> str:
+    """LIM-1: what a reader would refuse for a limit is ``input.range``."""
+    limits = ("limit.exceeded", "input.range")
+    return "input.range" if error.code in limits else "input.identity"
+
+
 def checked(parse: Callable[[Node], T], to_json: Callable[[], Any], pointer: str) -> T:
-    """A model object through JSON and back, so that a reader will accept it."""
+    """A model object through JSON and back, so that a reader will accept it.
+
+    Raises ``input.range`` for what is above a limit, otherwise ``input.identity``.
+    """
     try:
         value = {"value": plain(to_json())}
         return parse(Node(strictjson.parse(strictjson.serialise(value))["value"], pointer))
     except (InvalidError, UsageError) as error:
         raise UsageError(
-            "input.identity",
+            refusal_code(error),
             f"this cannot be written: {error.message}",
             where=error.where.replace("manifest ", "").replace("/value", pointer),
             expected=error.expected,

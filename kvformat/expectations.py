@@ -189,6 +189,12 @@ def verified_length(manifest: Manifest, expected: Expectation) -> int:
     return length
 
 
+def _same_content(mine: ContentSpan, other: ContentSpan) -> bool:
+    """The same place and digest; algorithm and kind do not count (6.2)."""
+    where = (mine.start, mine.count) == (other.start, other.count)
+    return where and mine.digest_bytes is not None and mine.digest_bytes == other.digest_bytes
+
+
 def _content_agrees(tokens: Tokens, expected: Expectation) -> int:
     """Tokens before the first content span on which caller and artifact differ (TOK-15)."""
     stop = tokens.first_position + tokens.count
@@ -199,8 +205,7 @@ def _content_agrees(tokens: Tokens, expected: Expectation) -> int:
     ]
     pairs = zip_longest(tokens.content, theirs)
     for mine, other in pairs:
-        same = mine is not None and other is not None and mine.digest == other.digest
-        if same and (mine.start, mine.count) == (other.start, other.count) and mine.digest:
+        if mine is not None and other is not None and _same_content(mine, other):
             continue
         first = min(span.start for span in (mine, other) if span is not None)
         ordinal = max(first - tokens.first_position, 0)

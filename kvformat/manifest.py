@@ -121,7 +121,7 @@ def content_id(groups: tuple[Group, ...], identity: Identity, source_digest: str
 def parse_manifest(data: bytes) -> Manifest:
     """The manifest in ``data``, refused in the order of ORD-1 from the JSON rules on."""
     value = strictjson.parse(data)
-    _require_known(value)
+    require_known(value)
     root = Node(value)
     with_profile = TRANSFORM_KLT in value["features"]
     m = root.members(*_MANIFEST_KEYS, *(("profile",) if with_profile else ()))
@@ -150,7 +150,7 @@ def parse_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def _require_known(value: dict[str, Any]) -> None:
+def require_known(value: dict[str, Any]) -> None:
     """Features, then extensions, before the schema (ORD-1, ORD-5)."""
     features = value.get("features")
     if not isinstance(features, list) or not all(isinstance(item, str) for item in features):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from kvformat.errors import KvformatError, UnsupportedError, UsageError
+from kvformat.errors import InvalidError, KvformatError, UnsupportedError, UsageError
 from kvformat.groups import Group
 from kvformat.header import parse_header
 from kvformat.manifest import Manifest
@@ -27,6 +28,15 @@ def load_profile(url: str | os.PathLike[str]) -> Profile:
     source = open_source(url)
     try:
         header = parse_header(source.read_front(LARGEST_HEADER), MAGIC)
+        size = source.size()
+        if size not in (None, header.file_bytes):  # before that many bytes are asked for (ORD-4)
+            raise InvalidError(
+                "file.size",
+                "the profile is truncated, or has bytes behind its end",
+                where=source.name,
+                expected=header.file_bytes,
+                found=size,
+            )
         return parse_profile(source.read(0, header.file_bytes))
     finally:
         source.close()
@@ -42,6 +52,9 @@ class ProfileShelf:
     def __init__(self, places: ProfilePlaces) -> None:
         if isinstance(places, (str, os.PathLike, Profile)):
             places = (places,)
+        if not isinstance(places, Iterable):
+            found = type(places).__name__
+            raise UsageError("usage.argument", "profiles are no list of places", found=found)
         self._places = tuple(places)
         for place in self._places:
             if not isinstance(place, Profile):
@@ -56,7 +69,9 @@ class ProfileShelf:
                 continue
             for url in _files(place):
                 if _digest_of(url) == digest:
-                    return load_profile(url)
+                    profile = load_profile(url)
+                    if profile.digest == digest:  # or it was replaced just now
+                        return profile
         raise UnsupportedError(
             "profile.missing",
             "the artifact needs a calibration profile that is not among those given",
@@ -75,15 +90,32 @@ class Transforms:
         self._shelf = shelf
         self._profile: Profile | None = None
         self._found: dict[tuple[str, str, int], LayerTransform] = {}
+        self._lock = threading.Lock()
+
+    def needed(self, track: Track, group: int) -> bool:
+        """Whether a track transforms the group of that index."""
+        return self._manifest.quality(track.quality).encodings[group] == TRANSFORMED
 
     def of(self, track: Track, record: SegmentRecord) -> tuple[LayerTransform, ...] | None:
         """Those of a segment's layers, None where its group is not transformed."""
         cell = record.cell
-        if self._manifest.quality(track.quality).encodings[cell.group] != TRANSFORMED:
+        if not self.needed(track, cell.group):
             return None
         group = self._manifest.groups[cell.group]
         layers = group.layers[cell.layer_index : cell.layer_index + cell.layer_count]
-        return tuple(self._of_layer(track.quality, group, layer) for layer in layers)
+        with self._lock:
+            return tuple(self._of_layer(track.quality, group, layer) for layer in layers)
+
+    def check(self) -> int:
+        """Look at every transform that the artifact needs; how many there are."""
+        count = 0
+        with self._lock:
+            for quality in self._manifest.qualities:
+                for group, encoding in zip(self._manifest.groups, quality.encodings, strict=True):
+                    for layer in group.layers if encoding == TRANSFORMED else ():
+                        self._of_layer(quality.name, group, layer)
+                        count += 1
+        return count
 
     def _of_layer(self, quality: str, group: Group, layer: int) -> LayerTransform:
         key = (quality, group.name, layer)
@@ -106,7 +138,8 @@ def _files(place: str | os.PathLike[str]) -> Iterator[str]:
     with storage_errors(text, "io.read", "listing the directory"):
         names = sorted(path.glob(f"*{SUFFIX}"))
     for name in names:
-        yield str(name)
+        if name.is_file():
+            yield str(name)
 
 
 def _digest_of(url: str) -> str | None:

@@ -16,13 +16,15 @@ from kvformat.fields import Node
 from kvformat.groups import Group
 from kvformat.header import HEADER_BYTES, Header, parse_header
 from kvformat.identity import Identity, Model
-from kvformat.manifest import TRANSFORM_KLT, VERSION, Extension
-from kvformat.sets import BIAS_RANGE, SCALE_RANGE
+from kvformat.manifest import TRANSFORM_KLT, VERSION, Extension, require_known
+from kvformat.sets import BIAS_RANGE
 from kvformat.transforms import ROW_BUDGET, LayerTransform, Rotation
 
 MAGIC: Final = b"\x89KVP\r\n\x1a\n"
 FORMAT: Final = "kvformat-profile"
 LARGEST_CHANNELS: Final = 16_384
+ROW_SCALE_RANGE: Final = (2.0**-40, 2.0**22)
+LARGEST_TURN: Final = 1 + 2.0**-40
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {"int16": np.dtype("<i2"), "int32": np.dtype("<i4")}
 PAIRINGS: Final = ("none", "half", "interleaved")
 _KEYS: Final = (
@@ -131,10 +133,11 @@ class Profile:
         size = np.abs(mean)
         good = (
             (rows <= ROW_BUDGET).all()
-            and ((row_scale >= SCALE_RANGE[0]) & (row_scale <= SCALE_RANGE[1])).all()
+            and ((row_scale >= ROW_SCALE_RANGE[0]) & (row_scale <= ROW_SCALE_RANGE[1])).all()
             and ((mean.view(np.uint32) == 0) | (size >= BIAS_RANGE[0])).all()
             and (size <= BIAS_RANGE[1]).all()
             and (np.abs(turns) <= 1).all()
+            and (turns[0] * turns[0] + turns[1] * turns[1] <= LARGEST_TURN).all()
         )
         if not good:
             raise content("a number of the transform is out of range", where)
@@ -258,10 +261,14 @@ def parse_profile(data: Buffer) -> Profile:
 
 
 def _parse(raw: bytes, data: memoryview, header: Header) -> Profile:
-    m = Node(strictjson.parse(raw)).members(*_KEYS)
+    value = strictjson.parse(raw)
+    require_known(value)
+    m = Node(value).members(*_KEYS)
     m["format"].choice(FORMAT)
     m["version"].choice(VERSION)
-    m["features"].each(lambda item: item.choice(TRANSFORM_KLT), minimum=1)
+    features = m["features"].each(lambda item: item.choice(TRANSFORM_KLT))
+    if features != (TRANSFORM_KLT,):
+        raise content("the features of a profile", "/features", [TRANSFORM_KLT], list(features))
     for item in m["extensions"].mapping().values():
         Extension.parse(item)
     records: list[TransformRecord] = []
@@ -303,10 +310,10 @@ def _record(node: Node) -> TransformRecord:
         m["quality"].name(),
         m["role"].name(),
         m["layer"].integer(),
-        m["heads"].integer(1),
-        m["heads_total"].integer(1),
+        m["heads"].integer(1, "heads"),
+        m["heads_total"].integer(1, "heads"),
         m["head_start"].integer(),
-        m["head_dim"].integer(1),
+        m["head_dim"].integer(1, "head_dim"),
         m["pairing"].choice(*PAIRINGS),
         m["pairs"].integer(),
         m["dtype"].choice(*DTYPES),

@@ -19,7 +19,7 @@ from kvformat.report import ReadReport
 from kvformat.segments import Segment, SegmentContext, check_integers, decode_segment
 from kvformat.selection import GroupSelection, Range, as_range, select, touched
 from kvformat.storage import Beside, Data, Piece
-from kvformat.tables import NO_SET
+from kvformat.tables import NO_SET, SegmentRecord
 from kvformat.tracks import Track
 from kvformat.validity import Ledger
 from kvformat.workers import worker_count
@@ -108,6 +108,7 @@ class Reading(Generic[R]):
         # Sizes in the table are checked before anything is made.
         table = artifact.segment_table(self.track, self._beside.fetch)
         records = [table[int(cell)] for cell in self._cells]
+        self._prepare_transforms(records)
         values = (record.cell.values(artifact.groups[record.cell.group]) for record in records)
         self.workers = worker_count(request.workers, 4 * max(values, default=1))
         lengths = None if request.allow_partial else artifact.manifest.valid_lengths
@@ -116,6 +117,12 @@ class Reading(Generic[R]):
         self._needed_bytes = 0
         self._used: dict[str, None] = {}
         self._damaged: dict[tuple[str, int], InvalidError] = {}
+
+    def _prepare_transforms(self, records: list[SegmentRecord]) -> None:
+        """A profile that is missing or does not fit is told before any segment is asked for."""
+        if self._artifact.manifest.profile is not None:
+            for record in records:
+                self._artifact.transforms.of(self.track, record)
 
     def _choose(self) -> tuple[Track, Iterator[Window]]:
         artifact, auto = self._artifact, as_auto(self._request.track)

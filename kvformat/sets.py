@@ -20,6 +20,8 @@ HAS_BIAS: Final = 4
 HAS_ORDER: Final = 8
 SCALE_RANGE: Final = (2.0**-40, 2.0**40)
 BIAS_RANGE: Final = (2.0**-64, 2.0**96)
+TRANSFORMED_ZERO: Final = 128
+"""The only zero that the set of a transformed group has (TRF-3)."""
 
 Float32 = NDArray[np.float32]
 
@@ -76,10 +78,18 @@ def _content(message: str, where: str, expected: object, found: object) -> Inval
     return InvalidError("set.content", message, where=where, expected=expected, found=found)
 
 
-def parse_set(data: Buffer, layers: int, heads: int, head_dim: int, where: str) -> QuantisationSet:
+def parse_set(
+    data: Buffer,
+    layers: int,
+    heads: int,
+    head_dim: int,
+    where: str,
+    *,
+    transformed: bool = False,
+) -> QuantisationSet:
     """The set in ``data`` for a record of ``layers`` and a group of ``heads`` x ``head_dim``.
 
-    Raises ``set.content`` (SET-1 to SET-7).
+    Raises ``set.content`` (SET-1 to SET-7, for a ``transformed`` group also TRF-3).
     """
     if len(data) < _HEAD.size:
         raise _content("the set ends inside its head", where, _HEAD.size, len(data))
@@ -93,6 +103,8 @@ def parse_set(data: Buffer, layers: int, heads: int, head_dim: int, where: str) 
         )
     if flags & ~15 or reserved:
         raise _content("unknown flags", where, "flags 0 to 15", f"{flags:#x}, {reserved:#x}")
+    if transformed and flags:
+        raise _content("flags in the set of a transformed group", where, "flags 0", f"{flags:#x}")
     LIMITS.check("token_scales_per_set", scales, where)
     shape = (layers, heads, head_dim)
     each = (layers, 1, 1)
@@ -124,6 +136,9 @@ def parse_set(data: Buffer, layers: int, heads: int, head_dim: int, where: str) 
         np.ascontiguousarray(arrays[4], np.float32),
     )
     check_set(result, where)
+    if transformed and (result.zero != TRANSFORMED_ZERO).any():
+        found = sorted(set(result.zero.flat))
+        raise _content("a zero of a transformed group", where, TRANSFORMED_ZERO, found)
     return result
 
 

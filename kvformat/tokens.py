@@ -26,6 +26,11 @@ class ContentSpan:
     kind: str
     digest: str | None
 
+    @property
+    def digest_bytes(self) -> bytes | None:
+        """The 32 bytes of the digest: its algorithm does not count."""
+        return None if self.digest is None else bytes.fromhex(self.digest.partition(":")[2])
+
     @staticmethod
     def parse(node: Node) -> ContentSpan:
         """From JSON."""
@@ -208,9 +213,9 @@ def chain_hashes(
         message = link + len(block).to_bytes(4, "little") + block.tobytes()
         for span in content:
             if span.start < end and span.start + span.count > begin:
-                if span.digest is None:
+                raw = span.digest_bytes
+                if raw is None:
                     return tuple(hashes)
-                raw = bytes.fromhex(span.digest.split(":")[1])
                 message += raw + span.start.to_bytes(8, "little") + span.count.to_bytes(8, "little")
         link = keyed_digest(key, message)
         hashes.append(link.hex())

@@ -18,6 +18,7 @@ from kvformat.digests import digest, digest_all
 from kvformat.encoder import raw_bytes
 from kvformat.errors import InvalidError
 from kvformat.expectations import Expectation, require_agreement
+from kvformat.profile_shelf import ProfilePlaces
 from kvformat.sandbox import SandboxedCodec
 from kvformat.segments import check_strictly, decode_segment
 from kvformat.sequence import DataSequence
@@ -66,19 +67,27 @@ def verify(
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport | None = None,
+    profiles: ProfilePlaces | None = None,
 ) -> VerifyReport:
     """Check every requirement of the spec on all bytes of an artifact, or raise.
 
     Expected token ids must agree in every block that they cover. With ``in_child`` video is
-    decoded in child processes with limits on memory and time. Raises the ``KvformatError`` of
+    decoded in child processes with limits on memory and time. Integers are checked without a
+    calibration profile; given ``profiles``, the one that the artifact names must be among them
+    and fit it. Raises the ``KvformatError`` of
     the first failure found.
     """
     with open_artifact(
-        url, expect=expect, storage_options=storage_options, transport=transport
+        url,
+        expect=expect,
+        storage_options=storage_options,
+        transport=transport,
+        profiles=() if profiles is None else profiles,
     ) as artifact:
         if expect is not None and expect.token_ids is not None:
             require_agreement(artifact.manifest, expect, artifact.verified_length or 0)
-        return _Verifier(artifact, in_child, workers, progress).run(expect)
+        verifier = _Verifier(artifact, in_child, workers, progress, with_profile=bool(profiles))
+        return verifier.run(expect)
 
 
 class _Verifier:
@@ -88,8 +97,11 @@ class _Verifier:
         in_child: bool,
         workers: int | None,
         progress: Progress | None,
+        *,
+        with_profile: bool,
     ) -> None:
         self.artifact = artifact
+        self.with_profile = with_profile and artifact.manifest.profile is not None
         self.manifest = artifact.manifest
         self.sandbox = SandboxedCodec(CODECS["hevc"]) if in_child else None
         self.workers = worker_count(workers, 32 * 2**20)
@@ -116,6 +128,8 @@ class _Verifier:
             self._check_sets(reader)
             self._check_tracks(reader)
         self._check_source()
+        if self.with_profile:
+            self.checked["transforms"] = artifact.transforms.check()
         self.checked["bytes"] = artifact.front.header.file_bytes
         return VerifyReport(
             artifact.name,
@@ -221,7 +235,7 @@ class _Verifier:
 
         def check(job: tuple[SegmentRecord, bytes]) -> bytes:
             record, data = job
-            context = self.artifact.context(track, record)
+            context = self.artifact.context(track, record, restoring=False)
             codec: Codec | None = self.sandbox if context.codec == "hevc" else None
             segment = decode_segment(context, data, strict=True, codec=codec)
             check_strictly(segment)
@@ -273,7 +287,9 @@ class _Verifier:
     def _exact_bytes(self, track: Track, record: SegmentRecord) -> np.ndarray[Any, Any]:
         """The restored bytes of an exact segment, ``[layer, token, head, dim, byte]``."""
         data = self.artifact.segment_bytes(record)
-        return decode_segment(self.artifact.context(track, record), data).decoded.integers
+        return decode_segment(
+            self.artifact.context(track, record, restoring=False), data
+        ).decoded.integers
 
     def _not_checked(self, expect: Expectation | None) -> Iterator[str]:
         """What a person must not read into ``ok``."""
@@ -284,6 +300,8 @@ class _Verifier:
             yield "tokens: the prefix chain was not recomputed, for no token ids were given"
         if not any(track.quality == EXACT for track in manifest.tracks):
             yield "source_digest: there is no exact track to recompute it from"
+        if manifest.profile is not None and not self.with_profile:
+            yield f"profile: whether {manifest.profile} is at hand and fits, for none was given"
         if any(quality.name != EXACT for quality in manifest.qualities):
             yield "quality: whether the model answers as with the original cache"
         if any("hevc" in track.codecs for track in manifest.tracks):

@@ -26,6 +26,7 @@ from kvformat.drafting import (
     checked_identity,
     make_tokens,
     make_valid_lengths,
+    refusal_code,
     whole_number,
 )
 from kvformat.encoder import Job, encode_all, prepare, video_encoder
@@ -257,7 +258,7 @@ def _check_draft(draft: Manifest, job: Job) -> None:
         parse_manifest(replace(draft, qualities=qualities, tracks=tracks).to_bytes())
     except InvalidError as error:
         raise UsageError(
-            "input.identity",
+            refusal_code(error),
             f"the cache or its identity cannot be described: {error.message}",
             where=error.where,
             expected=error.expected,

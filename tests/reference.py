@@ -20,6 +20,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from kvformat.codecs import bitstream
+from tests.transformed import read_transforms, restore_layer
 
 Array = NDArray[Any]
 SET_RECORD = struct.Struct("<QQ32sHHH10s")
@@ -241,7 +242,9 @@ def cut_up(file: bytes) -> Tables:
     return Tables(manifest, sets, segments, file[start:])
 
 
-def restored_segment(cut: Tables, track: dict[str, Any], row: dict[str, Any]) -> Array:
+def restored_segment(
+    cut: Tables, track: dict[str, Any], row: dict[str, Any], profile: bytes
+) -> Array:
     """Raw bytes ``[layer, token, head, dim * itemsize]`` of one segment."""
     group = cut.manifest["groups"][row["group"]]
     kind = DTYPES[group["dtype"]]
@@ -266,22 +269,57 @@ def restored_segment(cut: Tables, track: dict[str, Any], row: dict[str, Any]) ->
             return None
         return (values if values.shape[1] == 1 else values[:, heads])[:, None]
 
-    codes = restore_values(
-        q,
-        scale=cut_heads(item.scale),
-        zero=cut_heads(item.zero),
-        bias=cut_heads(item.bias),
-        token_scale=factors,
-        name=group["dtype"],
-    )
+    if quality["encodings"][row["group"]] == "transformed":
+        codes = transformed_codes(
+            cut, quality["name"], row, q, scales=(item.scale, factors), profile=profile
+        )
+    else:
+        codes = restore_values(
+            q,
+            scale=cut_heads(item.scale),
+            zero=cut_heads(item.zero),
+            bias=cut_heads(item.bias),
+            token_scale=factors,
+            name=group["dtype"],
+        )
     raw = np.ascontiguousarray(codes).view(np.uint8).reshape(*shape[:3], -1)
     for layer, (ordinals, rows) in enumerate(patches):
         raw[layer, ordinals] = np.frombuffer(rows, np.uint8).reshape(-1, *raw.shape[2:])
     return raw
 
 
-def reference_restore(file: bytes) -> dict[str, dict[str, Array]]:
-    """Track name to group name to array ``[L, T, H, D]`` of the group's dtype."""
+def transformed_codes(
+    cut: Tables,
+    quality: str,
+    row: dict[str, Any],
+    q: Array,
+    *,
+    scales: tuple[Array, Array | None],
+    profile: bytes,
+) -> Array:
+    """Section 9.5 for a segment's integers; gives bit patterns of the dtype."""
+    group = cut.manifest["groups"][row["group"]]
+    first = cut.manifest["tokens"]["first_position"] + row["token_start"]
+    found = read_transforms(profile)
+    layers = group["layers"][row["layer_index"] : row["layer_index"] + row["layer_count"]]
+    values = [
+        restore_layer(
+            q[index],
+            found[quality, group["role"], layer],
+            scales[0][index, 0, 0],
+            None if scales[1] is None else scales[1][index],
+            first,
+        )
+        for index, layer in enumerate(layers)
+    ]
+    return round_to(np.stack(values), group["dtype"])
+
+
+def reference_restore(file: bytes, profile: bytes = b"") -> dict[str, dict[str, Array]]:
+    """Track name to group name to array ``[L, T, H, D]`` of the group's dtype.
+
+    ``profile`` are the bytes of the calibration profile that transformed groups need.
+    """
     cut = cut_up(file)
     count = cut.manifest["tokens"]["count"]
     result: dict[str, dict[str, Array]] = {}
@@ -299,7 +337,7 @@ def reference_restore(file: bytes) -> dict[str, dict[str, Array]]:
             start = row["token_start"] - first
             tokens = slice(start, start + row["token_count"])
             heads = slice(row["head_start"], row["head_start"] + row["head_count"])
-            out[layers, tokens, heads] = restored_segment(cut, track, row)
+            out[layers, tokens, heads] = restored_segment(cut, track, row, profile)
         result[track["name"]] = arrays
     return result
 

@@ -11,6 +11,7 @@ import pytest
 
 from kvformat.errors import CODES, EXIT_CODES
 from kvformat.limits import LIMIT_NAMES, LIMITS
+from kvformat.manifest import KNOWN_FEATURES
 from tests.requirements import (
     REQUIREMENTS,
     SPEC,
@@ -22,9 +23,12 @@ from tests.requirements import (
 )
 
 REGISTRY = (SPEC / "registry.md").read_text(encoding="utf-8")
-DEFS = json.loads(
-    (Path(__file__).resolve().parent.parent / "schema/manifest.schema.json").read_text("utf-8")
-)["$defs"]
+SCHEMAS = Path(__file__).resolve().parent.parent / "schema"
+MANIFEST, PROFILE = (
+    json.loads((SCHEMAS / f"{name}.schema.json").read_text("utf-8"))
+    for name in ("manifest", "profile")
+)
+DEFS = MANIFEST["$defs"]
 NAME = re.compile(DEFS["name"]["pattern"])
 
 
@@ -203,9 +207,17 @@ def test_qualities_print_their_steps_as_float_bits() -> None:
 
 
 @covers("FEA-2")
-def test_version_has_no_feature() -> None:
-    assert registered("Features") == ["transform-klt", "external-sets"]
-    assert "Version 0.9 has none" in section("13.2")
+def test_features() -> None:
+    known, reserved = (
+        REGISTRY.split("## Features")[1].split("## Extensions")[0].split("| feature |")[1:]
+    )
+    assert [code_spans(row[0])[0] for row in table_rows("| feature |" + known)] == ["transform-klt"]
+    assert "external-sets" in reserved
+    assert sorted(KNOWN_FEATURES) == ["transform-klt"]
+    assert "Version 0.9 has one, `transform-klt` (section 9.5)" in " ".join(section("13.2").split())
+    condition = MANIFEST["if"]["properties"]["features"]["contains"]
+    assert condition == {"const": "transform-klt"}
+    assert PROFILE["properties"]["features"]["items"] == {"const": "transform-klt"}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ from tests.requirements import code_spans, covers, section, table_rows
 FOLDER = Path(__file__).resolve().parent.parent / "schema"
 MANIFEST = json.loads((FOLDER / "manifest.schema.json").read_text(encoding="utf-8"))
 VERDICT = json.loads((FOLDER / "verdict.schema.json").read_text(encoding="utf-8"))
+PROFILE = json.loads((FOLDER / "profile.schema.json").read_text(encoding="utf-8"))
+CONDITIONS = ("if", "then", "else")
+"""Parts of a schema that add to what stands beside them."""
 
 Path_ = tuple[str | int, ...]
 ONES = "1" * 64
@@ -226,6 +229,8 @@ def is_integer(value: object) -> bool:
 def object_schemas(schema: object) -> Iterator[tuple[Path_, dict[str, Any]]]:
     for path, part in walk(schema):
         is_schema = not path or path[-1] not in ("properties", "patternProperties", "$defs")
+        if set(path) & set(CONDITIONS):
+            continue
         if isinstance(part, dict) and is_schema:
             types = part.get("type", [])
             if types == "object" or "object" in types or "properties" in part:
@@ -235,26 +240,32 @@ def object_schemas(schema: object) -> Iterator[tuple[Path_, dict[str, Any]]]:
 # --- the schemas themselves ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schema", [MANIFEST, VERDICT], ids=["manifest", "verdict"])
+@pytest.mark.parametrize(
+    "schema", [MANIFEST, VERDICT, PROFILE], ids=["manifest", "verdict", "profile"]
+)
 def test_schema_is_valid_2020_12(schema: dict[str, Any]) -> None:
     Draft202012Validator.check_schema(schema)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["$id"].startswith("urn:kvformat:schema:")
 
 
-@covers("JSN-11")
-def test_manifest_schema_is_closed() -> None:
-    found = list(object_schemas(MANIFEST))
-    assert len(found) > 20
+@covers("JSN-11", "PRF-1")
+@pytest.mark.parametrize(("schema", "least"), [(MANIFEST, 20), (PROFILE, 5)])
+def test_manifest_schema_is_closed(schema: dict[str, Any], least: int) -> None:
+    found = list(object_schemas(schema))
+    assert len(found) > least
     for path, part in found:
         assert part["additionalProperties"] is False, path
 
 
-@covers("MAN-1", "IDN-1", "GRP-1", "TRK-1", "QUA-1", "LAY-1")
-def test_every_member_is_required() -> None:
-    for path, part in object_schemas(MANIFEST):
+@covers("MAN-1", "IDN-1", "GRP-1", "TRK-1", "QUA-1", "LAY-1", "PRF-1", "TRF-1")
+@pytest.mark.parametrize("schema", [MANIFEST, PROFILE], ids=["manifest", "profile"])
+def test_every_member_is_required(schema: dict[str, Any]) -> None:
+    for path, part in object_schemas(schema):
         if "properties" in part:
-            assert part["required"] == sorted(part["properties"]), path
+            conditional = set(part.get("then", {}).get("required", ()))
+            assert part["required"] == sorted(set(part["properties"]) - conditional), path
+    assert MANIFEST["then"] == {"required": ["profile"]}
 
 
 def test_verdict_schema_is_closed_but_for_summaries() -> None:
@@ -266,16 +277,18 @@ def test_verdict_schema_is_closed_but_for_summaries() -> None:
     assert sorted(map(str, is_open)) == ["artifact", "checked"]
 
 
-def test_every_integer_is_bounded() -> None:
-    for path, part in walk(MANIFEST):
+@pytest.mark.parametrize("schema", [MANIFEST, PROFILE], ids=["manifest", "profile"])
+def test_every_integer_is_bounded(schema: dict[str, Any]) -> None:
+    for path, part in walk(schema):
         if isinstance(part, dict) and part.get("type") == "integer":
             bounded = {"const", "enum"} & set(part) or {"minimum", "maximum"} <= set(part)
             assert bounded, path
             assert part.get("maximum", 0) <= LIMITS.integer, path
 
 
-def test_patterns_are_anchored_and_portable() -> None:
-    for path, part in walk(MANIFEST):
+@pytest.mark.parametrize("schema", [MANIFEST, PROFILE], ids=["manifest", "profile"])
+def test_patterns_are_anchored_and_portable(schema: dict[str, Any]) -> None:
+    for path, part in walk(schema):
         if isinstance(part, dict) and isinstance(part.get("pattern"), str):
             pattern = part["pattern"]
             if path[-1] == "not" or path[-1] == "propertyNames":
@@ -342,6 +355,9 @@ def test_limits_of_the_segmentation() -> None:
 def test_members_are_those_of_the_prose(number: str, definition: str) -> None:
     rows = table_rows(section(number))
     in_prose = [name for row in rows for name in code_spans(row[0])]
+    if not definition:  # the one member that only a feature brings (section 9.5)
+        assert "one more member, `profile`" in " ".join(section("9.5").split())
+        in_prose.append("profile")
     part = MANIFEST["$defs"][definition] if definition else MANIFEST
     assert sorted(in_prose) == sorted(part["properties"])
 

@@ -27,7 +27,7 @@ HEADER: Final = rows(
     "header",
     skipped(
         "magic-loose",
-        "bytes(view[:8]) != MAGIC",
+        "bytes(view[:8]) != magic",
         "the eight bytes of the magic are not compared",
         "hdr-0028* hdr-003*",
     ),
@@ -268,8 +268,8 @@ MANIFEST: Final = rows(
     ),
     (
         "features-after-schema",
-        "    _require_known(value)\n    root = Node(value)\n    m = root.members(*_MANIFEST_KEYS)",
-        "    root = Node(value)\n    m = root.members(*_MANIFEST_KEYS)\n    _require_known(value)",
+        "    require_known(value)\n    root = Node(value)",
+        "    root = Node(value)\n    root.members(*_MANIFEST_KEYS)\n    require_known(value)",
         "the members are checked before the features",
         "fea-0011*",
     ),

@@ -253,7 +253,7 @@ SEGMENTS: Final = rows(
     skipped("filler-unchecked", "not segment.decoded.clean", "filler may be anything", "lay-0050*"),
     (
         "patches-not-applied",
-        "    if side is not None:\n        _patch(side, target, part)",
+        "    if segment.side is not None:\n        _patch(segment.side, target, part)",
         "",
         "patches are ignored, as if the arithmetic came after them",
         "sid-0003*",

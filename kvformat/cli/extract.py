@@ -39,7 +39,7 @@ def command(
         chosen = _video_track(artifact, track)
         number = _video_segment(artifact, chosen, segment)
         record = artifact.segment_table(chosen)[number]
-        context = artifact.context(chosen, record)
+        context = artifact.context(chosen, record, restoring=False)
         data = artifact.segment_bytes(record)
         check_stored(context, data)
         write_bytes(output, memoryview(data)[record.side_bytes :], overwrite=overwrite)
