@@ -25,7 +25,7 @@ from kvformat.quant import load_float32
 from kvformat.quantiser import LEVELS, SINK_TOKENS, QuantisedSegment, finish_segment
 from kvformat.sets import Patches, QuantisationSet
 from kvformat.transforms import CENTRE, LayerTransform
-from kvformat.workers import in_order, worker_count
+from kvformat.workers import in_order, single_threaded_blas, worker_count
 
 WIDE: Final = 128
 """A coefficient too large for 127 steps is kept as low + WIDE * high in two slots."""
@@ -59,7 +59,8 @@ class LayerForward:
         flat = z.reshape(len(z), -1)
         np.subtract(flat, self.transform.mean, out=flat)
         np.divide(flat, token_scale[:, None], out=flat)
-        whole = flat @ self.forward
+        with single_threaded_blas:
+            whole = flat @ self.forward
         np.rint(whole, out=whole)
         slots = whole[:, self.component]
         high = self.multiple == WIDE
@@ -88,7 +89,8 @@ class TokenWeights:
 
     def levels(self, features: Float64) -> NDArray[np.uint8]:
         """Indices into ``LEVELS`` uint8 ``[T]``: a weight four times as high halves the step."""
-        log = self.power * ((features - self.centre) @ self.coefficient)
+        with single_threaded_blas:
+            log = self.power * ((features - self.centre) @ self.coefficient)
         steps = np.rint(-0.5 * PER_OCTAVE * np.clip(log, -self.limit, self.limit) / np.log(2))
         middle = len(LEVELS) // 2
         levels: NDArray[np.uint8] = np.clip(steps + middle, 0, len(LEVELS) - 1).astype(np.uint8)
@@ -129,16 +131,17 @@ class ProfileWriter:
                 record.heads, record.heads_total, record.head_start, record.head_dim,
             ):  # fmt: skip
                 return False
-            if f"{quality}.{group.role}.{layer}.forward" not in self._tensors:
+            if f"{quality}.{group.role}.{layer}.step" not in self._tensors:
                 return False
         return True
 
     def forward(self, quality: str, group: Group, layer: int, identity: Identity) -> LayerForward:
         """The matrices of a global layer."""
         name = f"{quality}.{group.role}.{layer}"
+        step = self._tensors[f"{name}.step"].astype(np.float32)[0]
         return LayerForward(
             self.profile.transform(quality, group, layer, identity),
-            self._tensors[f"{name}.forward"].astype(np.float32),
+            self._tensors[f"{group.role}.{layer}.forward"].astype(np.float32) / step,
             self._tensors[f"{name}.component"].astype(np.int64),
             self._tensors[f"{name}.multiple"].astype(np.int64),
         )

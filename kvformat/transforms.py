@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvformat.workers import single_threaded_blas
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -25,16 +28,11 @@ class Rotation:
     sine: Float64
 
     def table(self, positions: NDArray[np.int64]) -> tuple[Float32, Float32]:
-        """Cosine and sine float32 ``[T, n]``, by binary powers of one step (TRF-7)."""
-        c, s = self.cosine, self.sine
-        cosine = np.ones((len(positions), len(c)))
-        sine = np.zeros_like(cosine)
-        for bit in range(int(positions.max(initial=0)).bit_length()):
-            rows = (positions >> bit & 1).astype(bool)
-            a, b = cosine[rows], sine[rows]
-            cosine[rows], sine[rows] = a * c - b * s, a * s + b * c
-            c, s = c * c - s * s, c * s + c * s
-        return cosine.astype(np.float32), sine.astype(np.float32)
+        """Cosine and sine float32 ``[T, n]`` of consecutive positions (TRF-7)."""
+        if not len(positions):
+            return _table(self.cosine.tobytes(), self.sine.tobytes(), 0, 0)
+        first = int(positions[0])
+        return _table(self.cosine.tobytes(), self.sine.tobytes(), first, len(positions))
 
     def turn(self, z: Float32, positions: NDArray[np.int64], *, back: bool = False) -> None:
         """Rotate ``z`` float32 ``[T, H, D]`` in place; ``back`` is the inverse up to rounding."""
@@ -49,6 +47,21 @@ class Rotation:
         turned = u * cosine - v * sine
         v[...] = v * cosine + u * sine
         u[...] = turned
+
+
+@lru_cache(maxsize=16)
+def _table(cosine: bytes, sine: bytes, first: int, count: int) -> tuple[Float32, Float32]:
+    """By binary powers of one step, for ``count`` positions; layers mostly share it."""
+    positions = np.arange(first, first + count)
+    c, s = np.frombuffer(cosine), np.frombuffer(sine)
+    x = np.ones((count, len(c)))
+    y = np.zeros_like(x)
+    for bit in range(int(positions.max(initial=0)).bit_length()):
+        rows = (positions >> bit & 1).astype(bool)
+        a, b = x[rows], y[rows]
+        x[rows], y[rows] = a * c - b * s, a * s + b * c
+        c, s = c * c - s * s, c * s + c * s
+    return x.astype(np.float32), y.astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +88,10 @@ class LayerTransform:
         ``token_scale`` is float32 ``[T]`` or None.
         """
         tokens, heads, head_dim = q.shape
-        u = q.transpose(0, 2, 1).reshape(tokens, -1).astype(np.float32)
+        u = q.transpose(0, 2, 1).reshape(tokens, heads * head_dim).astype(np.float32)
         np.subtract(u, np.float32(CENTRE), out=u)
-        z = u @ self.slots
+        with single_threaded_blas:
+            z = u @ self.slots
         np.multiply(z, self.row_scale, out=z)
         np.multiply(z, scale, out=z)
         if token_scale is not None:

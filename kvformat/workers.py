@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+from threadpoolctl import ThreadpoolController
 
 from kvformat.errors import UsageError
 
@@ -14,6 +17,37 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 MEMORY_BUDGET_BYTES: Final = 160 * 2**20
+
+
+class _SingleThreadedBlas:
+    """Keeps matrix products on the thread that calls them, while anyone is inside.
+
+    Our workers are the parallelism: products that spread over all cores as well make reads ten
+    times slower. The limit holds for the whole process, and is lifted when the last one leaves.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._limit: Any = None
+        self._libraries: ThreadpoolController | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                if self._libraries is None:
+                    self._libraries = ThreadpoolController()
+                self._limit = self._libraries.limit(limits=1, user_api="blas")
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limit.restore_original_limits()
+
+
+single_threaded_blas: Final = _SingleThreadedBlas()
 
 
 def cores() -> int:

@@ -213,11 +213,13 @@ def _fit(
             learnt = _learn(np.concatenate(rows).astype(np.float64), np.concatenate(logs),
                             _metric(slopes, logs, heads))  # fmt: skip
             rotation = rotations[layer] if role == "key" else None
+            forward = np.ascontiguousarray(learnt.forward.T.astype(np.float32))
+            kept[f"{role}.{layer}.forward"] = forward
             for quality, step in steps.items():
                 record = _record((quality, role, layer), (heads, head_dim), rotation)
-                transform, forward = learnt.at_step(record, step, rotation)
+                transform, slots = learnt.at_step(record, step, rotation)
                 transforms.append(transform)
-                for part, array in forward.items():
+                for part, array in slots.items():
                     kept[f"{quality}.{role}.{layer}.{part}"] = array
         tell(f"layer {layer + 1} of {layers}")
     writer = safetensors.numpy.save(kept)
@@ -294,7 +296,7 @@ class _Learnt:
         mean = self.mean.astype(np.float32)
         stored = Transform(record, mean, row_scale, matrix, *turn)
         return stored, {
-            "forward": np.ascontiguousarray((self.forward.T / step).astype(np.float32)),
+            "step": np.array([step]),
             "component": component.astype(np.int32),
             "multiple": multiple.astype(np.int32),
         }
