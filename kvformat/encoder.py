@@ -17,6 +17,7 @@ from kvformat.cache import Cache, GroupTensors
 from kvformat.codecs.base import Bytes, Codec, SegmentShape
 from kvformat.codecs.hevc import ranked_layer
 from kvformat.codecs.registry import CODECS
+from kvformat.coefficients import Coefficients, transformed_set
 from kvformat.digests import digest, digest_all
 from kvformat.errors import InvalidError, UsageError
 from kvformat.groups import Cell, Grid, Segmentation, make_grid
@@ -35,7 +36,7 @@ from kvformat.quantiser import (
 from kvformat.sets import QuantisationSet
 from kvformat.sums import integer_sum
 from kvformat.tables import NO_LAYOUT, NO_SET
-from kvformat.tracks import EXACT
+from kvformat.tracks import EXACT, QUANTISED, TRANSFORMED
 from kvformat.workers import in_order, worker_count
 
 HASH_BYTES: Final = 2 * 2**20
@@ -66,6 +67,7 @@ class Job:
     layouts: dict[str, tuple[Layout, ...]]
     layout_numbers: dict[tuple[str, int, int], int]
     video: Codec = CODECS["hevc"]
+    coefficients: Coefficients | None = None
 
     def codec(self, name: str) -> Codec:
         """The codec that encodes; ``video`` stands in for ``hevc``."""
@@ -79,6 +81,14 @@ class Job:
     def exact(self, quality: str, group: int) -> bool:
         """Whether a quality holds the exact bytes of a group."""
         return quality == EXACT or not self.cache.groups[group].group.quantisable
+
+    def encoding(self, quality: str, group: int) -> str:
+        """``exact``, ``quantised`` or ``transformed`` (section 9.1)."""
+        if self.exact(quality, group):
+            return EXACT
+        if self.coefficients is not None and (quality, group) in self.coefficients.groups:
+            return TRANSFORMED
+        return QUANTISED
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,7 @@ def prepare(
     first_position: int,
     workers: int | None,
     video: Codec = CODECS["hevc"],
+    coefficients: Coefficients | None = None,
 ) -> tuple[Job, bytes]:
     """The first pass; returns the job and the source digest (CID-1)."""
     needed = any(plan.quality != EXACT for plan in plans)
@@ -159,6 +170,7 @@ def prepare(
         layouts={},
         layout_numbers={},
         video=video,
+        coefficients=coefficients,
     )
     job = _with_sets(job)
     return _with_layouts(job, workers), source_digest
@@ -192,6 +204,10 @@ def _with_sets(job: Job) -> Job:
             for first in range(0, len(item.layers), step):
                 run = range(first, min(first + step, len(item.layers)))
                 numbers[group, first] = len(found)
+                if job.encoding(quality, group) == TRANSFORMED:
+                    heads, head_dim = item.group.heads, item.group.head_dim
+                    found.append(transformed_set(len(run), heads, head_dim))
+                    continue
                 facts = [job.facts[group, layer] for layer in run]
                 found.append(make_set(facts, relative_step(quality, item.group.role)))
         sets[quality] = found
@@ -311,8 +327,12 @@ def quantise_cell(job: Job, quality: str, cell: Cell) -> QuantisedSegment:
     start = cell.token_start - group.held(job.cache.token_count)[0]
     tokens = slice(start, start + cell.token_count)
     layers = range(cell.layer_index, cell.layer_index + cell.layer_count)
-    levels = np.stack([job.facts[cell.group, layer].levels[tokens] for layer in layers])
     positions = job.first_position + cell.token_start + np.arange(cell.token_count)
+    if job.coefficients is not None and job.encoding(quality, cell.group) == TRANSFORMED:
+        sources = source_layers(job, cell)
+        key = (quality, cell.group)
+        return job.coefficients.encode(key, layers, sources, positions, tokens)
+    levels = np.stack([job.facts[cell.group, layer].levels[tokens] for layer in layers])
     step = relative_step(quality, group.role)
     exact = np.tile(positions < SINK_TOKENS, (cell.layer_count, 1))
     for number, layer in enumerate(layers):

@@ -152,6 +152,13 @@ def quantise_segment(
         integers[number, ordinals] = neutral[number]
         index[number, ordinals] = 0
         patches.append(Patches(ordinals.astype(np.int64), x[ordinals]))
+    return finish_segment(integers, index, patches)
+
+
+def finish_segment(
+    integers: NDArray[np.uint8], index: NDArray[np.uint8], patches: Sequence[Patches]
+) -> QuantisedSegment:
+    """The segment of ``integers`` ``[n, N, H, D]`` and token scale ``index`` ``[n, N]``."""
     side = SideBlock(index, tuple(patches)).to_bytes()
     return QuantisedSegment(
         integers, digest(integers.reshape(-1).data), integer_sum(integers), side
