@@ -18,7 +18,10 @@ from fsspec.implementations.http import HTTPFileSystem
 
 import kvformat
 from kvformat import Cache, Extent, Group, GroupTensors
+from kvformat.fetching import Wish
 from kvformat.manifest import Extension
+from kvformat.reading import Request, choose_cells
+from kvformat.storage import Piece
 from tests.reference import DTYPES
 from tests.strategies import canonical_kv, unbound, write_bytes
 
@@ -143,6 +146,17 @@ def assemble(artifact: kvformat.Artifact, data: bytes, **options: Any) -> dict[s
         assert stream.report.validity.complete
     assert all((item == 1).all() for item in seen.values())
     return {name: item.tobytes() for name, item in out.items()}
+
+
+def wanted(artifact: kvformat.Artifact, **options: Any) -> list[Piece]:
+    """The whole segments that a read touches and the prefix lacks, in the order of the read."""
+    track = artifact.track(options.pop("track", None))
+    _, _, cells = choose_cells(artifact, Request(**options))
+    table = artifact.segment_table(track)
+    start = artifact.front.data_start
+    wishes = [Wish(track, table[int(cell)]) for cell in cells]
+    pieces = [Piece(start + item.record.offset, item.record.stored_bytes) for item in wishes]
+    return [piece for piece in pieces if piece.stop > len(artifact.front.prefix)]
 
 
 def threads() -> list[str]:

@@ -6,30 +6,24 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
-import fsspec
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.spec import AbstractFileSystem
 
 import kvformat
-from kvformat import StorageError, UsageError
+from kvformat import UsageError
 from kvformat.cli.program import cli
 from kvformat.extents import plan_extents
-from kvformat.fetching import Wish
-from kvformat.reading import ORDERS, Request, choose_cells
-from kvformat.storage import Piece, Transport
+from kvformat.reading import ORDERS
+from kvformat.storage import Transport
 from tests.builder import Builder
 from tests.object_store import ObjectStore, object_store_fixture  # noqa: F401 - used by name
 from tests.remote import (
     PREFETCH_BYTES,
     arrays,
     assemble,
-    eventually,
     far,
     hybrid,
     local,
@@ -37,6 +31,7 @@ from tests.remote import (
     many,
     nothing_left,
     ordinary,
+    wanted,
 )
 from tests.requirements import covers
 from tests.strategies import raw
@@ -65,17 +60,6 @@ def spans(server: WebServer) -> list[tuple[int, int]]:
         assert (request.method, request.status) == ("GET", 206)
         result.append((int(match[1]), int(match[2]) - int(match[1]) + 1))
     return result
-
-
-def wanted(artifact: kvformat.Artifact, **options: Any) -> list[Piece]:
-    """The whole segments that a read touches and the prefix lacks, in the order of the read."""
-    track = artifact.track(options.pop("track", None))
-    _, _, cells = choose_cells(artifact, Request(**options))
-    table = artifact.segment_table(track)
-    start = artifact.front.data_start
-    wishes = [Wish(track, table[int(cell)]) for cell in cells]
-    pieces = [Piece(start + item.record.offset, item.record.stored_bytes) for item in wishes]
-    return [piece for piece in pieces if piece.stop > len(artifact.front.prefix)]
 
 
 # What is asked for.
@@ -315,235 +299,6 @@ def grown(data: bytes, by: int) -> bytes:
         fields["file_bytes"] += by
 
     return builder.build(edit_manifest=longer, edit_header=header)
-
-
-# Other storages.
-
-
-def s3_url(store: ObjectStore, data: bytes) -> tuple[str, dict[str, Any]]:
-    bucket = store.new_bucket()
-    store.file_system().pipe_file(f"{bucket}/some folder/a+b é.kvf", data)
-    return f"s3://{bucket}/some folder/a+b é.kvf", store.storage_options
-
-
-@covers("REQ-1", "REQ-2", "REQ-12")
-def test_s3_is_asked_with_get_only(object_store: ObjectStore) -> None:
-    data = ordinary()
-    url, options = s3_url(object_store, data)
-    part = {"tokens": (500, 1_000), "track": "exact/zstd"}
-    with (
-        object_store.record() as calls,
-        kvformat.open(url, storage_options=options) as artifact,
-    ):
-        assert [call.operation for call in calls] == ["GetObject"]
-        assert calls[0].headers["range"] == FRONT
-        pieces = wanted(artifact, **part)
-        assert arrays(artifact.read(**part)) == local(data, **part)
-        assert [call.operation for call in calls] == ["GetObject"] * 2
-        place = f"bytes={pieces[0].offset}-{pieces[-1].stop - 1}"
-        assert calls[1].headers["range"] == place
-
-
-def test_verifying_and_streaming_from_s3(object_store: ObjectStore) -> None:
-    data = far()
-    url, options = s3_url(object_store, data)
-    assert kvformat.verify(url, storage_options=options, in_child=False).tokens == 300
-    with kvformat.open(url, storage_options=options) as artifact:
-        part = {"layers": (0, 4)}
-        assert assemble(artifact, data, **part, order="token-major") == local(data, **part)
-
-
-@pytest.mark.parametrize(
-    ("key", "code"),
-    [("missing.kvf", "io.not-found"), ("empty.kvf", "header.magic"), ("tiny.kvf", "header.magic")],
-)
-def test_s3_objects_that_are_none(object_store: ObjectStore, key: str, code: str) -> None:
-    bucket = object_store.new_bucket()
-    files = object_store.file_system()
-    files.pipe_file(f"{bucket}/tiny.kvf", b"no cache")
-    files.pipe_file(f"{bucket}/empty.kvf", b"")
-    with pytest.raises(kvformat.KvformatError) as caught:
-        kvformat.open(f"s3://{bucket}/{key}", storage_options=object_store.storage_options)
-    assert caught.value.code == code
-
-
-def presigned(store: ObjectStore, url: str) -> str:
-    return str(store.file_system().sign(url.removeprefix("s3://"), expiration=600))
-
-
-@covers("REQ-2", "REQ-5")
-def test_a_presigned_url_is_read_over_http(object_store: ObjectStore) -> None:
-    data = ordinary()
-    url, _ = s3_url(object_store, data)
-    signed = presigned(object_store, url)
-    assert "Signature" in signed
-    with object_store.record() as calls, kvformat.open(signed) as artifact:
-        assert arrays(artifact.read(tokens=(0, 400))) == local(data, tokens=(0, 400))
-        assert "Signature" not in artifact.name + repr(artifact)
-        assert artifact.name.endswith("?...")
-    assert [call.operation for call in calls] == ["GetObject"] * 2
-    assert [call.headers.get("accept-encoding") for call in calls] == ["identity"] * 2
-    signature = re.search(r"Signature=([^&]+)", signed)
-    assert signature is not None
-    assert all(unquote(signature[1]) in call.query.values() for call in calls)
-
-
-def test_a_file_in_memory_of_fsspec() -> None:
-    data = ordinary()
-    MemoryFileSystem().pipe_file("/remote/a.kvf", data)
-    with kvformat.open("memory://remote/a.kvf") as artifact:
-        assert artifact.source.remote
-        assert arrays(artifact.read()) == local(data)
-        assert assemble(artifact, data, order="layer-major") == local(data)
-    assert kvformat.verify("memory://remote/a.kvf", in_child=False).tokens == 1_500
-    MemoryFileSystem().rm("/remote/a.kvf")
-    with pytest.raises(StorageError) as caught:
-        kvformat.open("memory://remote/a.kvf")
-    assert caught.value.code == "io.not-found"
-
-
-@pytest.mark.parametrize("cache", ["simplecache", "filecache"])
-def test_caches_in_front_of_http(
-    web_server: WebServer,  # noqa: F811
-    tmp_path: Path,
-    cache: str,
-) -> None:
-    data = ordinary()
-    url = f"{cache}::{put(web_server, data)}"
-    options = {cache: {"cache_storage": str(tmp_path / "cache")}}
-    asked = 0
-    for _ in range(2):
-        with kvformat.open(url, storage_options=options) as artifact:
-            assert artifact.name == url
-            assert arrays(artifact.read(tokens=(3, 700))) == local(data, tokens=(3, 700))
-        asked, before = len(web_server.requests()), asked
-    if cache == "simplecache":
-        assert asked == before  # the second time it is here
-
-
-class OddFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """One file that is ``ordinary()``, and ``mode`` says what becomes of it from ``start`` on."""
-
-    protocol = "oddly"
-    cachable = False
-
-    def __init__(self, behaviour: str = "plain", start: int = 1, **options: Any) -> None:
-        super().__init__(**options)
-        self.mode, self.start, self.count = behaviour, start, 0
-
-    def cat_file(self, path: str, start: Any = None, end: Any = None, **_: Any) -> Any:
-        data = ordinary()[start:end]
-        self.count += 1
-        return self.changed(path, data) if self.count > self.start else data
-
-    def changed(self, path: str, data: bytes) -> Any:
-        if self.mode == "short":
-            return data[:-1]
-        if self.mode == "long":
-            return data + b"\0"
-        if self.mode == "whole":
-            return ordinary()
-        if self.mode == "wrong":
-            return bytes(byte ^ 1 for byte in data)
-        if self.mode == "empty":
-            return b""
-        if self.mode == "text":
-            return "text"
-        if self.mode == "nothing":
-            return None
-        if self.mode == "view":
-            return memoryview(bytearray(data))
-        if self.mode == "flaky" and self.count % 2 == 0:
-            raise ConnectionResetError("went away")
-        errors = {
-            "denied": PermissionError("no"),
-            "missing": FileNotFoundError(path),
-            "broken": RuntimeError("see http://user:secret@host/a?sig=secret for more"),
-            "timeout": TimeoutError("slow"),
-        }
-        if self.mode in errors:
-            raise errors[self.mode]
-        return data
-
-
-@pytest.fixture
-def oddly() -> Callable[..., Any]:
-    """Opens ``ordinary()`` on a backend with a mode."""
-    fsspec.register_implementation("oddly", OddFileSystem, clobber=True)
-
-    def opened(mode: str, start: int = 1, **transport: Any) -> Any:
-        transport.setdefault("retries", 0)
-        options = {"behaviour": mode, "start": start}
-        return kvformat.open(
-            "oddly:///a.kvf", storage_options=options, transport=Transport(**transport)
-        )
-
-    return opened
-
-
-ODD = [
-    ("short", "io.short", "file.size"),
-    ("long", "io.short", "io.short"),
-    ("whole", "io.short", "io.short"),
-    ("wrong", "segment.digest", "header.magic"),
-    ("empty", "io.short", "header.magic"),
-    ("text", "io.read", "io.read"),
-    ("nothing", "io.read", "io.read"),
-    ("denied", "io.denied", "io.denied"),
-    ("missing", "io.not-found", "io.not-found"),
-    ("broken", "io.read", "io.read"),
-    ("timeout", "io.timeout", "io.timeout"),
-]
-
-
-@covers("REQ-4", "PAR-2")
-@pytest.mark.parametrize(("mode", "later", "first"), ODD, ids=[row[0] for row in ODD])
-def test_a_backend_that_misbehaves_is_found_out(
-    oddly: Callable[..., Any], mode: str, later: str, first: str
-) -> None:
-    with pytest.raises(kvformat.KvformatError) as caught:
-        oddly(mode, 0)
-    assert caught.value.code == first
-    with oddly(mode) as artifact:
-        for call in (
-            lambda: artifact.read(tokens=(600, 700)),
-            lambda: list(artifact.stream(tokens=(600, 700))),
-        ):
-            with pytest.raises(kvformat.KvformatError) as caught:
-                call()
-            assert caught.value.code == later
-            assert "secret" not in str(caught.value)
-            assert caught.value.validity is not None
-            assert caught.value.validity.valid_end == 600
-
-
-@pytest.mark.parametrize("mode", ["plain", "view"])
-def test_a_backend_that_behaves(oddly: Callable[..., Any], mode: str) -> None:
-    with oddly(mode) as artifact:
-        assert arrays(artifact.read()) == local(ordinary())
-
-
-def test_a_flaky_backend_is_asked_again(
-    oddly: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvformat.storage.ranged.FIRST_WAIT_S", 1e-4)
-    with oddly("flaky", retries=1) as artifact:
-        restored = artifact.read(track="exact/stored")
-    assert arrays(restored) == local(ordinary(), track="exact/stored")
-    assert restored.report is not None
-    assert restored.report.traffic.retries > 0
-
-
-def test_no_wait_between_tries_outlasts_the_read(
-    oddly: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Closing would hang for hours here if it waited for the next try."""
-    monkeypatch.setattr("kvformat.storage.ranged.FIRST_WAIT_S", 1e4)
-    monkeypatch.setattr("kvformat.storage.ranged.LONGEST_WAIT_S", 1e4)
-    with oddly("timeout", retries=3) as artifact:
-        stream = artifact.stream(tokens=(600, 700))
-        assert eventually(lambda: artifact.source.meter.traffic().retries > 0)
-        stream.close()
 
 
 # URLs and options.

@@ -12,6 +12,7 @@ from kvformat.storage.replies import (
     Range,
     Same,
     TransientError,
+    body_error,
     check_reply,
     check_status,
 )
@@ -27,17 +28,24 @@ class S3Service:
         self.name = f"s3://{self._bucket}/{self._key}"
 
     async def get(self, asked: Range, _transport: Transport, same: Same) -> S3Reply:
-        """Ask for a range. Time limits of connections are those of the client's own options."""
+        """Ask for a range. Time limits of connections are those of the client's own options.
+
+        This goes to the client directly: it repeats requests itself, and s3fs on top of it, and
+        the reader once more, would make 125 of one.
+        """
         version = {"VersionId": self._version} if self._version else {}
+        await self._fs.set_session()
+        method = (await self._fs.get_s3(self._bucket)).get_object
+        options = self._fs._get_s3_method_kwargs(
+            method,
+            Bucket=self._bucket,
+            Key=self._key,
+            Range=f"bytes={asked.first}-{asked.stop - 1}",
+            **version,
+        )
         try:
-            found = await self._fs._call_s3(
-                "get_object",
-                Bucket=self._bucket,
-                Key=self._key,
-                Range=f"bytes={asked.first}-{asked.stop - 1}",
-                **version,
-            )
-        except OSError as error:
+            found = await method(**options)
+        except Exception as error:
             if asked.front and _is_empty(error):
                 return S3Reply(None, 0)
             raise
@@ -59,60 +67,57 @@ class S3Service:
         status = found["ResponseMetadata"]["HTTPStatusCode"]
         return check_reply(status, headers, asked, where, same)
 
-    def failure(self, error: Exception, _asked: Range) -> Exception:
-        """What an exception of s3fs or botocore means."""
-        if isinstance(error, PermissionError):
-            return self._status(403, reason(error))
-        if isinstance(error, FileNotFoundError):
-            return self._status(404, reason(error))
-        status = _status_of(error)
+    def failure(self, error: Exception, asked: Range) -> Exception:
+        """What an exception of botocore or aiohttp means."""
+        where = f"{self.name}, byte {asked.first}"
+        response = _response_of(error)
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if status == 416:
             return StorageError(
                 "io.range", "the server says that the object ends before these bytes",
-                where=self.name, found=reason(error),
+                where=where, found=reason(error),
             )  # fmt: skip
-        if status is not None and status >= 400:
-            return self._status(status, reason(error))
-        found = StorageError("io.read", f"reading failed: {reason(error)}", where=self.name)
-        if isinstance(error, TRANSIENT) or type(error).__module__.startswith("botocore"):
-            return TransientError(found) if _is_connection(error) else found
+        if isinstance(status, int) and status >= 400:
+            return _of_status(status, response, where)
+        names = {kind.__name__ for kind in type(error).__mro__}
+        if "NoCredentialsError" in names:
+            return StorageError(
+                "io.denied", "there are no credentials for S3", where=where,
+                next_step="Give key and secret as storage options, or anon=True",
+            )  # fmt: skip
+        if names & {"ConnectTimeoutError", "ReadTimeoutError"}:
+            return TransientError(
+                StorageError("io.timeout", "the server does not answer", where=where)
+            )
+        if names & {"IncompleteReadError", "ClientPayloadError"}:
+            return TransientError(body_error(where, asked.size_bytes, longer=False))
+        found = StorageError("io.read", f"reading failed: {reason(error)}", where=where)
+        lost = isinstance(error, TRANSIENT) or names & {"HTTPClientError", "ResponseStreamingError"}
+        return TransientError(found) if lost else found
+
+
+def _of_status(status: int, response: dict[str, Any], where: str) -> Exception:
+    """The error of a status; one that the client has met with repeats of its own is final."""
+    try:
+        check_status(status, where, str(response.get("Error", {}).get("Code", "")))
+    except TransientError as found:
+        repeats = response.get("ResponseMetadata", {}).get("RetryAttempts", 0)
+        return found.final if repeats else found
+    except StorageError as found:
         return found
-
-    def _status(self, status: int, said: str) -> Exception:
-        try:
-            check_status(status, self.name, said)
-        except (StorageError, TransientError) as found:
-            return found
-        return StorageError("io.read", f"reading failed: {said}", where=self.name)
+    return StorageError("io.read", "reading failed", where=where, found=f"status {status}")
 
 
-def _response_of(error: BaseException | None) -> dict[str, Any]:
-    """The parsed reply behind an exception of s3fs, empty if there was none."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        if isinstance(response, dict):
-            return response
-        error = error.__cause__
-    return {}
-
-
-def _status_of(error: BaseException) -> int | None:
-    status = _response_of(error).get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status if isinstance(status, int) else None
+def _response_of(error: BaseException) -> dict[str, Any]:
+    """The parsed reply behind an exception of botocore, empty if there was none."""
+    response = getattr(error, "response", None)
+    return response if isinstance(response, dict) else {}
 
 
 def _is_empty(error: BaseException) -> bool:
     """Whether the store says that an empty object has no first byte."""
     said = _response_of(error).get("Error", {})
     return said.get("Code") == "InvalidRange" and str(said.get("ActualObjectSize")) == "0"
-
-
-def _is_connection(error: Exception) -> bool:
-    """Whether the connection failed, in the names of botocore or aiohttp."""
-    if isinstance(error, TRANSIENT):
-        return True
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"HTTPClientError", "ResponseStreamingError", "IncompleteReadError"})
 
 
 class S3Reply:
