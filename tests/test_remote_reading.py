@@ -348,3 +348,22 @@ def test_what_is_no_url(url: str) -> None:
         kvformat.open(url)
     assert "secret" not in str(caught.value)
     assert "p/w" not in str(caught.value)
+
+
+@covers("PAR-1")
+def test_auto_over_several_windows(
+    web_server: WebServer,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tracks of one quality restore the same bits, so each window may come from another."""
+    monkeypatch.setattr("kvformat.choosing.WINDOW_BYTES", 100_000)
+    data = ordinary()
+    with kvformat.open(put(web_server, data)) as artifact:
+        for quality in ("near-lossless", "exact"):
+            auto = kvformat.Auto(quality=quality)
+            restored = artifact.read(track=auto, tokens=(100, 1_400))
+            assert arrays(restored) == local(data, track=quality, tokens=(100, 1_400))
+            assert restored.report is not None
+            assert restored.report.validity.complete
+            assert restored.report.decision
+            assert all(name.startswith(quality) for name in restored.report.tracks)
