@@ -14,6 +14,7 @@ from kvformat.header import parse_header
 from kvformat.manifest import Manifest
 from kvformat.profiles import MAGIC, Profile, check_model, parse_profile
 from kvformat.storage import as_text, open_source, storage_errors
+from kvformat.storage.base import public_name
 from kvformat.tables import SegmentRecord
 from kvformat.tracks import TRANSFORMED, Track
 from kvformat.transforms import LayerTransform
@@ -77,8 +78,9 @@ class ProfileShelf:
             "the artifact needs a calibration profile that is not among those given",
             where="/profile/digest",
             expected=digest,
-            found=f"{len(self._places)} places to look",
-            next_step="Give its file or directory (profiles=..., or --profile)",
+            found=", ".join(map(_shown, self._places[:4])) or "nowhere to look",
+            next_step=f"Give the file of profile {digest}, or its directory: profiles=..., "
+            "or --profile",
         )
 
 
@@ -127,6 +129,12 @@ class Transforms:
             identity = self._manifest.identity
             self._found[key] = self._profile.transform(quality, group, layer, identity)
         return self._found[key]
+
+
+def _shown(place: str | os.PathLike[str] | Profile) -> str:
+    if isinstance(place, Profile):
+        return f"profile {place.digest[:12]}"
+    return public_name(as_text(place))
 
 
 def _files(place: str | os.PathLike[str]) -> Iterator[str]:

@@ -301,7 +301,7 @@ class _Verifier:
         if not any(track.quality == EXACT for track in manifest.tracks):
             yield "source_digest: there is no exact track to recompute it from"
         if manifest.profile is not None and not self.with_profile:
-            yield f"profile: whether {manifest.profile} is at hand and fits, for none was given"
+            yield f"profile: whether {manifest.profile} is at hand and fits; none was given"
         if any(quality.name != EXACT for quality in manifest.qualities):
             yield "quality: whether the model answers as with the original cache"
         if any("hevc" in track.codecs for track in manifest.tracks):

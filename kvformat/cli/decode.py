@@ -17,6 +17,7 @@ from kvformat.cli.options import (
     interval,
     make_expectation,
     names,
+    profile_option,
 )
 from kvformat.cli.outputs import check_target, require_suffix, write_npy, write_safetensors
 from kvformat.cli.show import emit, facts, heading, say
@@ -42,6 +43,7 @@ class Options:
     overwrite: bool
     workers: int | None
     as_json: bool
+    profiles: tuple[str, ...]
 
 
 @click.command(name="decode")
@@ -74,6 +76,7 @@ class Options:
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON object.")
+@profile_option
 @expectation_options
 def command(url: str, output: str, **given: Any) -> None:
     """Restore the cache in the artifact URL to a file, exactly as the artifact defines it.
@@ -89,7 +92,7 @@ def command(url: str, output: str, **given: Any) -> None:
     expect = make_expectation(**expected)
     check_target(output, url, overwrite=options.overwrite)
     started = time.monotonic()
-    with open_artifact(url, expect=expect) as artifact:
+    with open_artifact(url, expect=expect, profiles=options.profiles) as artifact:
         restored = _read(artifact, options)
         _write(output, suffix, artifact, restored, overwrite=options.overwrite)
         seconds = time.monotonic() - started

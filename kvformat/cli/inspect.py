@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from kvformat.artifact import Artifact, open_artifact
+from kvformat.cli.measured import COLUMNS as MEASURED
+from kvformat.cli.measured import measured_rows
+from kvformat.cli.outputs import check_target, require_suffix, write_bytes
 from kvformat.cli.show import emit, facts, heading, table
 from kvformat.cli.sizes import COLUMNS, track_row, track_size
 from kvformat.cli.text import write_json
@@ -15,17 +18,28 @@ from kvformat.groups import Extent, Group
 from kvformat.layout import Layout
 from kvformat.manifest import Manifest
 from kvformat.tokens import BLOCK_TOKENS
+from kvformat.tracks import TRANSFORMED
 
 
 @click.command(name="inspect")
 @click.argument("url", metavar="URL")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest and header as JSON.")
-def command(url: str, *, as_json: bool) -> None:
+@click.option("--html", metavar="FILE", help="Write a page with a map of the file, sizes by layer "
+              "and pictures. Also reads the tables and a few segments.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace the page if it exists.")
+def command(url: str, *, as_json: bool, html: str | None, overwrite: bool) -> None:
     """Show what the artifact URL says about itself.
 
     Reads and checks the header and the manifest, nothing else: use verify to check the data.
     """
+    if html is not None:
+        require_suffix(html, ".html", ".htm")
+        check_target(html, url, overwrite=overwrite)
     with open_artifact(url) as artifact:
+        if html is not None:
+            from kvformat.cli.page import render
+
+            write_bytes(html, render(artifact), overwrite=overwrite)
         if as_json:
             write_json(_as_json(artifact))
         else:
@@ -52,19 +66,23 @@ def show(artifact: Artifact, name: str) -> None:
     """The view for people, under the title ``name``."""
     manifest = artifact.manifest
     heading(name)
-    emit(facts(_file_facts(artifact)), "")
+    emit(facts(file_facts(artifact)), "")
     heading("Identity: what this is the cache of")
-    emit(facts(_identity_facts(manifest)), "")
+    emit(facts(identity_facts(manifest)), "")
     heading("Groups")
-    rows = [_group_row(group, manifest.tokens.count) for group in manifest.groups]
+    rows = [group_row(group, manifest.tokens.count) for group in manifest.groups]
     emit(table(("name", "role", "dtype", "layers", ">heads", ">dim", "tokens"), rows), "")
     heading("Tracks")
     sizes = [track_row(track_size(manifest, track)) for track in manifest.tracks]
     emit(table(COLUMNS, sizes), "")
-    emit(facts(_structure_facts(manifest)))
+    quality = measured_rows(manifest)
+    if quality:
+        heading("Quality, as the writer says it was measured")
+        emit(table(MEASURED, quality), "")
+    emit(facts(structure_facts(manifest)))
 
 
-def _file_facts(artifact: Artifact) -> list[tuple[str, object]]:
+def file_facts(artifact: Artifact) -> list[tuple[str, object]]:
     header, manifest = artifact.front.header, artifact.manifest
     return [
         ("format", f"kvformat {manifest.version}"),
@@ -75,7 +93,7 @@ def _file_facts(artifact: Artifact) -> list[tuple[str, object]]:
     ]
 
 
-def _identity_facts(manifest: Manifest) -> list[tuple[str, object]]:
+def identity_facts(manifest: Manifest) -> list[tuple[str, object]]:
     identity, tokens = manifest.identity, manifest.tokens
     model = identity.model
     rows: list[tuple[str, object]] = [
@@ -142,7 +160,7 @@ def _lineage(manifest: Manifest) -> str:
     return f"lossy: {times}, the source was restored from quality {lineage.quality}"
 
 
-def _group_row(group: Group, count: int) -> tuple[object, ...]:
+def group_row(group: Group, count: int) -> tuple[object, ...]:
     heads = str(group.heads)
     if group.heads != group.heads_total:
         stop = group.head_start + group.heads
@@ -166,7 +184,7 @@ def _held(extent: Extent, count: int) -> str:
     return f"all {count:,}"
 
 
-def _structure_facts(manifest: Manifest) -> list[tuple[str, object]]:
+def structure_facts(manifest: Manifest) -> list[tuple[str, object]]:
     cut = manifest.segmentation
     groups = dict.fromkeys(f"{item.layers} layers x {item.heads} heads" for item in cut.groups)
     rows: list[tuple[str, object]] = [
@@ -180,9 +198,22 @@ def _structure_facts(manifest: Manifest) -> list[tuple[str, object]]:
     ]
     if manifest.valid_lengths is not None:
         rows.append(("valid lengths", number_runs(manifest.valid_lengths)))
+    if manifest.profile is not None:
+        rows.append(("profile", f"{manifest.profile}, a file beside this one, not in the sizes"))
+        rows += [("" if n else "needed for", text) for n, text in enumerate(_needing(manifest))]
     rows.append(("features", compact(manifest.features) or "none"))
     rows.append(("extensions", compact(sorted(manifest.extensions)) or "none"))
     return rows
+
+
+def _needing(manifest: Manifest) -> Iterator[str]:
+    """Which groups of which quality cannot be restored without the profile."""
+    for quality in manifest.qualities:
+        pairs = zip(manifest.groups, quality.encodings, strict=True)
+        found = [group.name for group, encoding in pairs if encoding == TRANSFORMED]
+        if found:
+            names = "all groups" if len(found) == len(manifest.groups) else compact(found)
+            yield f"{names} of {quality.name}"
 
 
 def compact(items: Iterable[object], most: int = 8) -> str:

@@ -75,7 +75,7 @@ def names(text: str | None) -> tuple[str, ...] | None:
     return found
 
 
-def _read_all(file: str, doing: str) -> bytes:
+def read_all(file: str, doing: str) -> bytes:
     """The bytes of a file or a pipe; one that has no end is refused."""
     with (
         parsing(file, "the file cannot be read"),
@@ -95,7 +95,7 @@ def _read_all(file: str, doing: str) -> bytes:
 
 def read_token_ids(file: str) -> NDArray[np.uint32]:
     """Token ids from a JSON list, a .npy file, or integers between white space or commas."""
-    data = _read_all(file, "reading the token ids")
+    data = read_all(file, "reading the token ids")
     with parsing(
         file,
         "the file holds no token ids",
@@ -123,11 +123,20 @@ def read_token_ids(file: str) -> NDArray[np.uint32]:
 
 def read_salt(file: str) -> bytes:
     """All bytes of a file, a final newline included."""
-    data = _read_all(file, "reading the salt")
+    data = read_all(file, "reading the salt")
     if not data:
         raise UsageError("usage.argument", "the salt file is empty", where=file)
     return data
 
+
+profile_option: Final = click.option(
+    "--profile",
+    "profiles",
+    multiple=True,
+    metavar="FILE_OR_DIR",
+    help="Where to look for the calibration profile that a transformed track needs: a .kvp file, "
+    "or a directory of them. Repeatable.",
+)
 
 EXPECTATIONS: Final = (
     click.option(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from kvformat.cli.options import expectation_options, make_expectation
+from kvformat.cli.options import expectation_options, make_expectation, profile_option
 from kvformat.cli.show import emit, facts, heading, progress
 from kvformat.cli.text import warn, write_json
 from kvformat.verification import VerifyReport, verify
@@ -27,6 +27,11 @@ _FOR_PEOPLE: Final = (
         "source_digest:",
         "original: whether the writer read the cache rightly; only a file that also has an exact "
         "track can show that",
+    ),
+    (
+        "profile:",
+        "profile: whether the calibration profile is at hand and fits, without which transformed "
+        "groups cannot be restored; give --profile to check that",
     ),
     (
         "quality:",
@@ -58,9 +63,16 @@ def for_people(not_checked: Iterable[str]) -> list[str]:
     help="Decode video in this process: faster, but not for files from strangers.",
 )
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads.")
+@profile_option
 @expectation_options
 def command(
-    url: str, *, as_json: bool, in_process: bool, workers: int | None, **expected: Any
+    url: str,
+    *,
+    as_json: bool,
+    in_process: bool,
+    workers: int | None,
+    profiles: tuple[str, ...],
+    **expected: Any,
 ) -> None:
     """Check every byte of the artifact URL against the specification.
 
@@ -68,7 +80,14 @@ def command(
     """
     expect = make_expectation(**expected)
     with progress("verifying") as step:
-        report = verify(url, expect=expect, in_child=not in_process, workers=workers, progress=step)
+        report = verify(
+            url,
+            expect=expect,
+            in_child=not in_process,
+            workers=workers,
+            progress=step,
+            profiles=profiles,
+        )
     partial = _unchecked(report)
     if as_json:
         write_json(_verdict(report, partial))
