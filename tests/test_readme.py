@@ -15,6 +15,7 @@ import kvformat
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+READING, WRITING, STREAMING = range(3)
 SAMPLE = ROOT / "kvformat" / "data" / "smollm2-135m-sample.safetensors"
 
 
@@ -45,10 +46,14 @@ def test_examples_run(
     kvformat.write("demo/prefix.kvf", sample_tensors(), **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # json.load(open(...)) is for reading
+        if number == STREAMING:
+            exec(BLOCKS[WRITING], {})
+            capsys.readouterr()
         exec(BLOCKS[number], {})
     shown = capsys.readouterr().out
-    assert shown.startswith(("(2, 10, 86, 3, 64) bfloat16", "<kvformat.WriteReport near-lossless"))
+    starts = "(2, 10, 86, 3, 64) bfloat16", "<kvformat.WriteReport near-lossless", "key (0, 1, 2)"
+    assert shown.startswith(starts[number])
 
 
 def test_there_are_examples_of_reading_and_writing() -> None:
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
