@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ScaleScheme,
     )
     from kvformat.manifest import Extension, Manifest
+    from kvformat.plainload import load_into
     from kvformat.report import ReadReport
     from kvformat.storage import Transport
     from kvformat.streaming import Block, Stream
@@ -87,6 +88,7 @@ _HOMES: Final = {
     "UsageError": "errors",
     "VerifyReport": "verification",
     "WriteReport": "writer",
+    "load_into": "plainload",
     "open": "artifact",
     "verify": "verification",
     "write": "writer",
@@ -131,6 +133,7 @@ __all__ = [
     "VerifyReport",
     "WriteReport",
     "copy",
+    "load_into",
     "open",
     "verify",
     "write",

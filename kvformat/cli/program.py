@@ -21,11 +21,13 @@ COMMANDS: Final = {
     "decode": "Restore a cache, whole or in part, to .npy or .safetensors.",
     "inspect": "Show what an artifact says about itself; reads only its front.",
     "verify": "Check every byte of an artifact against the specification.",
+    "evaluate": "Measure what a restored cache does to a model's output.",
     "extract": "Take one video segment out of an artifact, to look at it.",
     "cp": "Copy an artifact between any two places, verified on the way.",
     "serve": "Serve the artifacts below a directory over HTTP, read-only.",
     "store": "Look at a store of serving engines, tidy, check and convert it.",
     "plan": "Compare the cost of tracks, raw tensors and computing again.",
+    "integration": "Print the launch configuration of a serving engine with a store.",
     "doctor": "Show what this installation can do.",
     "demo": "Encode, inspect, verify, restore and damage a small real cache.",
 }

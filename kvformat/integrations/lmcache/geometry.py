@@ -24,7 +24,15 @@ from kvformat.groups import Group
 
 ROW_BYTES: Final = 4096
 OPAQUE: Final = "opaque"
-KINDS: Final = ("kv", "latent")
+OWN_SETTINGS: Final[dict[str, type | tuple[type, ...]]] = {
+    "model_id": str,
+    "revision": str,
+    "weights_digest": str,
+    "hash_algorithm": str,
+    "heads": int,
+    "head_dim": int,
+    "latent": bool,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from lmcache.v1.platform import create_event_notifier
 
 from kvformat.identity import EngineKey
 from kvformat.integrations.lmcache.geometry import Form, Geometry
-from kvformat.integrations.lmcache.objects import OWN_SETTINGS, Filed, Objects
-from kvformat.integrations.settings import parse
+from kvformat.integrations.lmcache.objects import Filed, Objects, settings_of
 from kvformat.store.backend import Hold
 
 T = TypeVar("T")
@@ -94,7 +93,7 @@ class KvformatL2Adapter(L2AdapterInterface):
 
     def __init__(self, adapter_params: Mapping[str, Any], l1_memory_desc: Any = None) -> None:
         del l1_memory_desc
-        settings = parse(adapter_params, OWN_SETTINGS)
+        settings = settings_of(adapter_params)
         super().__init__(max_capacity_bytes=settings.options.limit_bytes or 0)
         self._objects = Objects(settings, Geometry.parse(settings.own))
         self._hash = settings.own.get("hash_algorithm", "unknown")

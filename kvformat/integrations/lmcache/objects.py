@@ -8,15 +8,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from kvformat.identity import EngineKey, Identity, Model
+from kvformat.errors import UsageError
+from kvformat.identity import EXACT_LINEAGE, EngineKey, Identity, Lineage, Model
 from kvformat.integrations.lmcache.geometry import (
+    OWN_SETTINGS,
     Form,
     Geometry,
     as_bytes,
@@ -25,19 +27,11 @@ from kvformat.integrations.lmcache.geometry import (
     form_of,
     token_count,
 )
-from kvformat.integrations.settings import Settings, combined_salt
+from kvformat.integrations.settings import Settings, combined_salt, parse
 from kvformat.integrations.torch_arrays import DTYPES, as_bits
 from kvformat.store import Receipt, View
+from kvformat.tracks import EXACT
 
-OWN_SETTINGS: Final[dict[str, type | tuple[type, ...]]] = {
-    "model_id": str,
-    "revision": str,
-    "weights_digest": str,
-    "hash_algorithm": str,
-    "heads": int,
-    "head_dim": int,
-    "latent": bool,
-}
 MOST_VIEWS: Final = 1024
 _log = logging.getLogger("kvformat.lmcache")
 
@@ -51,12 +45,33 @@ class Filed:
     key: EngineKey
 
 
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """Settings of an adapter or plugin; quality ``exact`` unless they say otherwise.
+
+    LMCache does not tell what an object was computed on top of. With a lossy quality it may be
+    lossy KV, so that needs ``mixed``, and all that is stored then says so. Raises ``UsageError``.
+    """
+    found = parse({"quality": EXACT, **values}, OWN_SETTINGS)
+    if found.options.quality != EXACT and not found.options.mixed:
+        raise UsageError(
+            "usage.argument",
+            "LMCache does not say what its objects were computed on top of",
+            where="quality",
+            expected=EXACT,
+            found=found.options.quality,
+            next_step='Use exact, or allow KV on top of lossy KV with "mixed": true',
+        )
+    return found
+
+
 class Objects:
     """Puts, gets and holds. Safe to share between threads."""
 
     def __init__(self, settings: Settings, geometry: Geometry | None) -> None:
         self.settings, self.geometry = settings, geometry
         self.store = settings.open()
+        quality = settings.options.quality
+        self._lineage = EXACT_LINEAGE if quality == EXACT else Lineage("lossy", 1, quality)
         self._lock = threading.Lock()
         self._views: OrderedDict[tuple[str, str | None, Form], View] = OrderedDict()
 
@@ -96,7 +111,9 @@ class Objects:
         """Copy an object and queue it for the encoder; what it holds may change afterwards."""
         form = self.form_of_object(item)
         buffers = buffers_of(form, _tensors(form, item))
-        return self.view(filed, form).put_key(filed.key, cache_of(form, buffers))
+        return self.view(filed, form).put_key(
+            filed.key, cache_of(form, buffers), lineage=self._lineage
+        )
 
     def fill(self, filed: Filed, item: Any) -> bool:
         """Restore into an object; False, and its content undefined, if that is not possible."""

@@ -25,8 +25,7 @@ import kvformat
 from kvformat.errors import KvformatError, UsageError
 from kvformat.identity import EngineKey
 from kvformat.integrations.lmcache.geometry import Form, Geometry
-from kvformat.integrations.lmcache.objects import OWN_SETTINGS, Filed, Objects
-from kvformat.integrations.settings import parse
+from kvformat.integrations.lmcache.objects import Filed, Objects, settings_of
 from kvformat.store.backend import Hold
 
 SETTING: Final = "storage_plugin."
@@ -52,7 +51,7 @@ class KvformatStoragePlugin(StoragePluginInterface):
             local_cpu_backend=local_cpu_backend, loop=loop,
         )  # fmt: skip
         self._metadata, self._cpu = metadata, local_cpu_backend
-        settings = parse(_own_settings(config.extra_config or {}), OWN_SETTINGS)
+        settings = settings_of(_own_settings(config.extra_config or {}))
         if getattr(config, "use_layerwise", False):
             raise UsageError("usage.argument", "LMCache's layerwise objects are not supported",
                              where="use_layerwise", expected="false")  # fmt: skip

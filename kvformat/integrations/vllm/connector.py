@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
@@ -22,6 +21,7 @@ from kvformat.errors import UsageError
 from kvformat.integrations.settings import parse
 from kvformat.integrations.vllm.identity import cache_dtype, identity_of
 from kvformat.integrations.vllm.layout import find_layout
+from kvformat.integrations.vllm.options import LOADS, OWN_SETTINGS
 from kvformat.integrations.vllm.orders import Orders
 from kvformat.integrations.vllm.planning import Planner
 from kvformat.integrations.vllm.topology import Model, Topology
@@ -32,15 +32,6 @@ from kvformat.integrations.vllm.worker import Worker
 from kvformat.integrations.vllm.writers import layer_number, writer_of
 from kvformat.tokens import BLOCK_TOKENS
 
-OWN_SETTINGS: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "model_id": str,
-    "revision": str,
-    "weights_digest": str,
-    "load": str,
-    "save": bool,
-    "topologies": list,
-}
-LOADS: Final = ("async", "layerwise")
 _log = logging.getLogger("kvformat.vllm")
 
 
