@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An open artifact: the steps of ORD-1, then tables, sets and segments, each checked in the order of ORD-3.
-import { hash } from './digest.mjs';
+import { hash, integerSum } from './digest.mjs';
 import { Failure, check } from './failure.mjs';
 import { listCells } from './grid.mjs';
 import { HEADER_BYTES, parseHeader } from './header.mjs';
@@ -83,7 +83,7 @@ class Artifact {
     await this.source.plan((async function* () {
       if (fits) for (const n of sets) yield range(setRecord(setTable, n));
       for (const n of numbers) yield range(segmentRecord(table, n));
-    })());
+    })(), this.manifest.segmentation.alignment);
     if (fits) for (const n of sets) await this.set(quality, n);
   }
 
@@ -128,8 +128,8 @@ class Artifact {
   }
 
   /**
-   * Check and decode one segment. With `verify` also the integer digest, filler and patches, for which nothing need
-   * be restored: the integers come back. Otherwise the restored bytes [layer, token, head, dim] do.
+   * Check and decode one segment. With `verify` also the integers' digest and sum, filler and patches, for which
+   * nothing need be restored: the integers come back. Otherwise the restored bytes [layer, token, head, dim] do.
    */
   async segment(track, n, verify) {
     const record = segmentRecord(await this.table(track), n);
@@ -156,7 +156,10 @@ class Artifact {
     const codec = track.codecs[record.group];
     if (codec === 'hevc' && !hevc.available()) throw new Failure('codec.unavailable', where, 'no ffmpeg that decodes HEVC');
     const q = await CODECS[codec].decode(payload, shape, where, codec === 'hevc' ? verify : exact);
-    if (verify) check(hash(q).equals(record.integerDigest), 'segment.integers', where, 'the record names other integers');
+    if (verify) {
+      check(hash(q).equals(record.integerDigest), 'segment.integers', where, 'the record names other integers');
+      check(integerSum(q) === record.integerSum, 'segment.integers', where, 'the record states another sum of the integers (INT-4)');
+    }
     if (!exact) checkPatches(side, q, parameters, record, group.head_dim, group.dtype, verify, where);
     if (verify) return { q, record, bytes };
     return { restored: exact ? q : restore(q, record, group.head_dim, group.dtype, parameters, side), record };

@@ -7,6 +7,12 @@ import { canonical } from './json.mjs';
 export const BLOCK = 256;
 const NOT_TEXT = 2 ** 32 - 1; // TOK-6
 
+const inSpan = (spans, position) => spans.some(({ start, count }) => position >= start && position < start + count);
+
+/** The first position whose id cannot stand, or -1; ids at positions of content spans may be any. */
+export const findIllegal = (ids, spans) =>
+  ids.findIndex((id, i) => !Number.isInteger(id) || ((id < 0 || id >= NOT_TEXT) && !inSpan(spans, i)));
+
 /** h(0), then one block of positions after the other (TOK-1 to TOK-4). */
 export class Chain {
   #key;
@@ -18,14 +24,13 @@ export class Chain {
 
   /** Positions [start, stop) of `ids`; `spans` are all content spans of the sequence. Returns the link in hexadecimal. */
   add(ids, start, stop, spans = []) {
+    const shared = spans.filter((span) => span.start < stop && span.start + span.count > start);
     const bytes = Buffer.alloc(36 + 4 * (stop - start));
     this.link.copy(bytes);
     bytes.writeUInt32LE(stop - start, 32);
-    for (let i = start; i < stop; i++) bytes.writeUInt32LE(ids[i], 36 + 4 * (i - start));
+    for (let i = start; i < stop; i++) bytes.writeUInt32LE(inSpan(shared, i) ? NOT_TEXT : ids[i], 36 + 4 * (i - start));
     const parts = [bytes];
-    for (const span of spans.filter((s) => s.start < stop && s.start + s.count > start)) {
-      const [from, to] = [Math.max(start, span.start), Math.min(stop, span.start + span.count)];
-      for (let i = from; i < to; i++) bytes.writeUInt32LE(NOT_TEXT, 36 + 4 * (i - start));
+    for (const span of shared) {
       const numbers = Buffer.alloc(16);
       numbers.writeBigUInt64LE(BigInt(span.start));
       numbers.writeBigUInt64LE(BigInt(span.count), 8);

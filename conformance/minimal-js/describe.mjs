@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the description of a cache (../schema/encode.schema.json) to a manifest that lacks only what depends on bytes.
-import { BLOCK, Chain } from './chain.mjs';
+import { BLOCK, Chain, findIllegal } from './chain.mjs';
 import { Failure, check } from './failure.mjs';
 import { countCells } from './grid.mjs';
 import { DTYPE_BYTES, checkManifest } from './manifest.mjs';
@@ -115,11 +115,8 @@ function addChain(m, { token_ids: ids, salt, content }) {
     return;
   }
   if (!Array.isArray(ids) || ids.length !== first + T) throw refuse(`expected ${first + T} token ids`);
-  const inSpan = (i) => content.some((span) => i >= span.start && i < span.start + span.count);
-  ids.forEach((id, i) => {
-    const legal = Number.isInteger(id) && id >= 0 && (id < 2 ** 32 - 1 || inSpan(i));
-    if (!legal) throw refuse(`token id ${id} at position ${i} (TOK-6)`);
-  });
+  const illegal = findIllegal(ids, content);
+  if (illegal >= 0) throw refuse(`token id ${ids[illegal]} at position ${illegal} (TOK-6)`);
   if (first % BLOCK !== 0) throw refuse('first_position of a chain must be a multiple of 256 (TOK-7)');
   if (before.some((span) => span.digest === null)) throw refuse('a span without digest before first_position ends the chain');
   if (salt !== null && !/^([0-9a-f]{2})+$/.test(salt)) throw usage('salt: expected hexadecimal digits');

@@ -6,7 +6,7 @@ import { dirname, join } from 'node:path';
 import * as stored from './codecs/stored.mjs';
 import * as zstd from './codecs/zstd.mjs';
 import { describe } from './describe.mjs';
-import { hash, hasher, hex } from './digest.mjs';
+import { hash, hasher, hex, integerSum } from './digest.mjs';
 import { publish, writeAll } from './drafts.mjs';
 import { Failure, check } from './failure.mjs';
 import { held, listCells } from './grid.mjs';
@@ -205,7 +205,8 @@ async function writeSegments(m, source, cells, track, sets, data) {
     const payload = await CODECS[track.codecs[cell.group]].encode(q, shape, set === undefined);
     const object = await data.append(Buffer.concat([side, payload]));
     records.push(segmentRecordBytes({
-      ...cell, ...object, sideBytes: side.length, setIndex: set?.index ?? NO_SET, layout: NO_LAYOUT, integerDigest: hash(q),
+      ...cell, ...object, sideBytes: side.length, setIndex: set?.index ?? NO_SET, layout: NO_LAYOUT, integerSum: integerSum(q),
+      integerDigest: hash(q),
     }));
   }
   return records;

@@ -165,6 +165,8 @@ test('chain: salt, a later part, content', async () => {
   assert.equal(content.chain.hashes.length, 2, 'up to the span without digest (TOK-5)');
   const links = new Chain(identity, Buffer.alloc(0));
   assert.deepEqual(content.chain.hashes, [links.add(ids, 0, 256, spans), links.add(ids, 256, 512, spans)]);
+  const placed = ids.map((id, i) => (i >= 300 && i < 600 ? -1 - 2 ** 32 * i : id)); // ids inside a span are ignored
+  assert.deepEqual((await make(700, { content: spans, token_ids: placed })).chain.hashes, content.chain.hashes);
   const rest = await make(700, { content: spans, first_position: 256, token_count: 444 });
   assert.deepEqual(plainly(rest.content), spans.slice(1));
 });
@@ -192,6 +194,8 @@ test('refusals', async () => {
     ['input.identity', tokens], ['input.identity', { ...tokens, token_ids: [1] }], ['input.identity', { token_ids: Array(50).fill(1) }],
     ['input.identity', { ...tokens, token_ids: Array(50).fill(2 ** 32 - 1) }], ['input.identity', { salt: '00' }],
     ['input.identity', { ...tokens, first_position: 1, token_ids: Array(51).fill(1) }], ['input.identity', { identity: {} }],
+    ['input.identity', { first_position: 6, content: [{ count: 2, digest: null, kind: 'image', start: 5 }] }],
+    ['input.shape', { groups: [group({ tokens: { kind: 'state', shape: [3] } })], valid_lengths: [50], tracks: ['exact/zstd'] }],
     ['input.range', { groups: [group({ head_dim: 65537 })] }], ['input.range', { first_position: 2 ** 40 }],
     ['usage.argument', { tracks: ['high/stored'] }], ['usage.argument', { tracks: [] }], ['usage.argument', { more: 1 }],
     ['usage.argument', { valid_lengths: [50] }], ['usage.argument', { groups: [group({ dtype: 'uint8' })] }],

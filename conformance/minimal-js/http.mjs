@@ -79,10 +79,15 @@ export class HttpObject {
   }
 
   async #repeating(attempt) {
-    for (let failed = 0; ;) {
+    for (let failed = 0, silent = false; ;) {
       try {
         return await attempt();
       } catch (error) {
+        if (error.code === 'io.timeout') {
+          if (silent) throw error;
+          silent = true; // REQ-10: once
+          continue;
+        }
         if (error.progress) failed = 0;
         if (!error.transient || failed === REPEATS) throw error;
         await sleep(FIRST_DELAY_MS * 2 ** failed * (0.5 + Math.random() / 2));
@@ -158,19 +163,18 @@ export class HttpObject {
     if (TRANSIENT_STATUS.includes(status)) throw transient(failure('io.read', `status ${status}`));
     must(status !== 404 && status !== 410, 'io.not-found', `status ${status}`);
     must(![401, 403, 407].includes(status), 'io.denied', `status ${status}`);
+    must(status === 416 || (status >= 200 && status < 300), 'io.read', `status ${status}`);
     const range = contentRange(headers['content-range']);
+    this.#same('size', range?.total ?? null);
     if (status === 416) {
-      this.#same('size', range?.total ?? null);
       if (first && range?.total === 0) return 0;
       throw failure('io.range', `status 416 for ${length} bytes from ${offset}`);
     }
-    must(status >= 200 && status < 300, 'io.read', `status ${status}`);
+    this.#same('tag', strongTag(headers.etag)); // the tag of a reply with status 416 may be that of its error page
     must(status === 206, 'io.range', `expected status 206, found ${status}: the range is ignored`);
     const encoding = headers['content-encoding'] ?? 'identity';
     must(encoding.toLowerCase() === 'identity', 'io.range', `content encoding ${encoding}`);
     must(range && range.first !== null, 'io.range', `Content-Range: ${headers['content-range']}`);
-    this.#same('size', range.total);
-    this.#same('tag', strongTag(headers.etag));
     must(range.first === offset, 'io.range', `asked for offset ${offset}, found ${range.first}`);
     const bytes = range.last - range.first + 1;
     const expected = first ? Math.min(length, range.total ?? bytes) : length; // "*": the header will tell, see Source

@@ -7,8 +7,9 @@ import { createServer as createTcpServer } from 'node:net';
 import { spawn } from 'node:child_process';
 import { join } from 'node:path';
 import { after, before, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { openArtifact } from './artifact.mjs';
-import { hash, hex } from './digest.mjs';
+import { hash, hex, integerSum } from './digest.mjs';
 import { restoreTo, select } from './restore.mjs';
 import { WORKED, here, putTogether, sources, takeApart, temporary } from './testing.mjs';
 import { verify } from './verify.mjs';
@@ -17,16 +18,16 @@ const FIRST = 262_144;
 const T = 100_000;
 const large = largeArtifact(1);
 const aligned = largeArtifact(4096);
+const padded = largeArtifact(4096, 100); // more padding than data
 const bigFront = putTogether((() => {
   const file = takeApart(WORKED);
   file.manifest.extensions.a = { must_understand: false, value: Array(70).fill('x'.repeat(4096)) };
   return file;
 })());
 
-/** One group [2, T, 1, 4] of float16 in the track exact/stored: 49 segments of 2,048 tokens and 32,768 bytes. */
-function largeArtifact(alignment) {
-  const { manifest: m, parts } = takeApart(WORKED);
-  const S = 2048;
+/** One group [2, T, 1, 4] of float16 in the track exact/stored: segments of S tokens and 16 S bytes, 49 if S is 2,048. */
+function largeArtifact(alignment, S = 2048) {
+  const { manifest: m } = takeApart(WORKED);
   const source = Buffer.alloc(2 * T * 8);
   for (let i = 0; i < source.length / 2; i++) source.writeUInt16LE((i * 40503) & 0x7bff, 2 * i);
   const layer = (l) => source.subarray(l * T * 8, (l + 1) * T * 8);
@@ -40,6 +41,7 @@ function largeArtifact(alignment) {
     record.writeUInt16LE(2, 40);
     record.writeUInt16LE(0xffff, 42);
     record.writeUInt32LE(1, 48);
+    record.writeBigUInt64LE(integerSum(object), 56);
     hash(object).copy(record, 64);
     hash(object).copy(record, 96);
     records.push({ record, object });
@@ -96,6 +98,7 @@ const SERVE = {
   good: (call) => send(call, large),
   small: (call) => send(call, sources.worked),
   aligned: (call) => send(call, aligned),
+  padded: (call) => send(call, padded),
   front: (call) => send(call, bigFront),
   empty: (call) => send(call, Buffer.alloc(0)),
   star: (call) => send(call, large, { total: '*' }),
@@ -126,6 +129,11 @@ const SERVE = {
   'body-long': tampered(range, (body) => Buffer.concat([body, Buffer.alloc(1)])),
   'length-differs': later(({ from, to }) => ({ fields: { 'Content-Length': to - from + 2 } })),
   'other-size': later(() => ({ total: large.length + 1 })),
+  'other-size-shifted': later(({ from, to }) => ({ fields: range(from + 1, to + 1, large.length + 1) })),
+  'other-size-ends-early': later(({ from, to }) => ({ fields: range(from, to - 1, large.length + 1) })),
+  'other-tag-gzip': later(() => ({ fields: { ETag: '"2"', 'Content-Encoding': 'gzip' } })),
+  'other-tag-whole': (call) => (call.from === 0 ? send(call, large) : call.reply.writeHead(200, { ETag: '"2"' }).end(large)),
+  'other-tag-416': (call) => (call.from === 0 ? send(call, large) : status(416, { ETag: '"2"' })(call)),
   'smaller-416': (call) => (call.from === 0 ? send(call, large) : status(416, { 'Content-Range': 'bytes */1000' })(call)),
   'other-tag': later(() => ({ fields: { ETag: '"2"' } })),
   'other-weak-tag': later(() => ({ fields: { ETag: 'W/"2"' } })),
@@ -142,6 +150,20 @@ const SERVE = {
   nowhere: status(308),
   'not-a-url': status(301, { Location: 'http://' }),
   silent: () => {},
+  'silent-once': (call) => { if (call.turn > 1) send(call, large); },
+  'stops-once': (call) => {
+    if (call.turn !== 2) send(call, large);
+    else call.reply.writeHead(206, range(call.from, call.to)).write(large.subarray(call.from, call.from + 300_000));
+  },
+  drips: async ({ reply, from, to }) => {
+    const body = sources.worked.subarray(from, to + 1);
+    reply.writeHead(206, range(from, from + body.length - 1, body.length));
+    for (let at = 0; at < body.length; at += 500) {
+      reply.write(body.subarray(at, at + 500));
+      await sleep(150);
+    }
+    reply.end();
+  },
   stops: ({ reply, from, to }) => {
     reply.writeHead(206, range(from, Math.min(to, large.length - 1)));
     reply.write(large.subarray(from, from + 1000));
@@ -168,19 +190,20 @@ const table = (name, rows) => test(name, async () => {
 });
 
 table('good replies, with the total size and without (REQ-3)', {
-  good: 'ok', small: 'ok', aligned: 'ok', front: 'ok', star: 'ok', 'star-small': 'ok', identity: 'ok', 'other-weak-tag': 'ok',
+  good: 'ok', small: 'ok', aligned: 'ok', front: 'ok', padded: 'ok', star: 'ok', 'star-small': 'ok', identity: 'ok', 'other-weak-tag': 'ok',
 });
 table('REQ-6: other than the range that was asked for', {
   whole: 'io.range', 'whole-later': 'io.range', created: 'io.range', gzip: 'io.range', 'no-range': 'io.range', multipart: 'io.range',
   malformed: 'io.range', backwards: 'io.range', beyond: 'io.range', shifted: 'io.range', unsatisfied: 'io.range',
-  'unsatisfied-later': 'io.range', empty: 'header.magic',
+  'unsatisfied-later': 'io.range', 'other-tag-416': 'io.range', empty: 'header.magic',
 });
 table('REQ-3, REQ-7: other lengths', {
   'first-ends-early': 'io.short', 'ends-early': 'io.short', 'ends-late': 'io.short', 'body-short': 'io.short', 'body-long': 'io.short',
   'length-differs': 'io.short', 'star-short': 'io.short', 'star-in-header': 'io.short',
 });
 table('REQ-8: another object in between', {
-  'other-size': 'io.changed', 'smaller-416': 'io.changed', 'other-tag': 'io.changed',
+  'other-size': 'io.changed', 'other-size-shifted': 'io.changed', 'other-size-ends-early': 'io.changed',
+  'other-tag-gzip': 'io.changed', 'other-tag-whole': 'io.changed', 'smaller-416': 'io.changed', 'other-tag': 'io.changed',
 });
 table('HDR-10: where the object ends', {
   truncated: 'file.size', 'star-longer': 'file.size', 'star-longer-small': 'file.size', 'size-late': 'file.size',
@@ -203,8 +226,13 @@ test('no connection', async () => {
 
 test('REQ-10: silence', async (t) => {
   assert.equal(await outcome(`${base}/silent`, 0.2), 'io.timeout');
-  assert.equal(requests.length, 1, 'given up');
+  assert.equal(requests.length, 2, 'repeated once, then given up');
   assert.equal(await outcome(`${base}/stops`, 0.2), 'io.timeout');
+  assert.equal(await outcome(`${base}/silent-once`, 1), 'ok');
+  assert.equal(await outcome(`${base}/stops-once`, 1), 'ok');
+  assert.equal(requests.length, 3);
+  assert.ok(requests[2].from > requests[1].from && requests[2].to === requests[1].to, 'goes on behind the last whole object');
+  assert.equal(await outcome(`${base}/drips`, 1), 'ok', 'every byte ends the silence');
   const tcp = createTcpServer(() => {});
   await new Promise((resolve) => tcp.listen(0, '127.0.0.1', resolve));
   t.after(() => tcp.close());
@@ -233,7 +261,7 @@ test('REQ-12: one byte behind the end, if no reply states the size', async () =>
 });
 
 test('REQ-12: a part asks for its segments only', async () => {
-  for (const [path, file] of [['good', large], ['aligned', aligned]]) {
+  for (const [path, file, bytes] of [['good', large, 6 * 32_768], ['aligned', aligned, 6 * 32_768], ['padded', padded, 99 * 4096 + 1600]]) {
     requests.length = 0;
     const artifact = await openArtifact(`${base}/${path}`);
     const output = join(temporary, path);
@@ -246,7 +274,7 @@ test('REQ-12: a part asks for its segments only', async () => {
     rmSync(output);
     const { from, to } = requests[1];
     assert.equal(requests.length, 2, 'side by side in one request');
-    assert.equal(to - from + 1, 6 * 2048 * 16);
+    assert.equal(to - from + 1, bytes);
     assert.ok(to < file.length);
   }
 });

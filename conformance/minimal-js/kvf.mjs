@@ -8,7 +8,7 @@ import { endianness } from 'node:os';
 import { createInterface } from 'node:readline';
 import { parseArgs } from 'node:util';
 import { openArtifact } from './artifact.mjs';
-import { verifiedLength } from './chain.mjs';
+import { findIllegal, verifiedLength } from './chain.mjs';
 import { available } from './codecs/hevc.mjs';
 import { TRACKS } from './describe.mjs';
 import { encode } from './encode.mjs';
@@ -101,10 +101,9 @@ async function expected({ manifest: m }, options) {
     return null;
   }
   const ids = await argumentJson('expect-token-ids', options['expect-token-ids']);
-  const inSpan = (position) => content?.some(({ start, count }) => position >= start && position < start + count);
-  // 2^32 - 1 stands for content that is no text (TOK-6).
-  const isId = (id, position) => Number.isInteger(id) && id >= 0 && (id < 2 ** 32 - 1 || (id === 2 ** 32 - 1 && inSpan(position)));
-  if (!Array.isArray(ids) || !ids.every(isId)) throw usage('--expect-token-ids: expected a JSON list of integers from 0 to 2^32 - 2');
+  if (!Array.isArray(ids) || findIllegal(ids, content ?? []) >= 0) {
+    throw usage('--expect-token-ids: expected a JSON list of integers, from 0 to 2^32 - 2 outside content spans');
+  }
   return verifiedLength(m, ids, content, salt);
 }
 

@@ -5,6 +5,7 @@ import { fileURLToPath } from 'node:url';
 import { Failure } from './failure.mjs';
 import { HttpObject } from './http.mjs';
 import { LocalFile } from './local.mjs';
+import { align } from './semantics.mjs';
 
 export const FIRST_BYTES = 262_144;
 const PREFETCH_BYTES = 64 * 2 ** 20;
@@ -34,6 +35,7 @@ function localPath(url) {
 class Source {
   #storage;
   #plan = null; // iterator over the ranges that will be read
+  #alignment = 1; // of the objects planned
   #next = null; // the first of them that has not been asked for
   #run = { start: 0, stop: 0, bytes: null }; // what the last joined request brought
 
@@ -60,8 +62,9 @@ class Source {
     return this.#storage.endsAt(offset);
   }
 
-  /** `ranges`, an async iterable of [start, stop], are what will be read, in this order. */
-  async plan(ranges) {
+  /** `ranges`, an async iterable of [start, stop] of objects at multiples of `alignment`, are what will be read, in this order. */
+  async plan(ranges, alignment) {
+    this.#alignment = alignment;
     this.#plan = ranges[Symbol.asyncIterator]();
     await this.#advance();
   }
@@ -91,12 +94,13 @@ class Source {
   async #fetchRun() {
     const [start, stop] = this.#next;
     const stops = [stop];
-    let needed = stop - start;
+    let needed = stop - start; // and padding between, which does not count (REQ-12)
     for (await this.#advance(); this.#next; await this.#advance()) {
       const [from, to] = this.#next;
       const joined = to - start;
-      if (from < stops.at(-1) || joined > RUN_BYTES || joined > OVERHEAD * (needed + to - from)) break;
-      needed += to - from;
+      const needs = needed + to - (from === align(stops.at(-1), this.#alignment) ? stops.at(-1) : from);
+      if (from < stops.at(-1) || joined > RUN_BYTES || joined > OVERHEAD * needs) break;
+      needed = needs;
       stops.push(to);
     }
     this.#run = { start: 0, stop: 0, bytes: null }; // free it before the next one

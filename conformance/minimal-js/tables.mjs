@@ -39,7 +39,8 @@ export function segmentRecord(table, n) {
     layout: table.readUInt16LE(at + 42),
     headStart: table.readUInt32LE(at + 44),
     headCount: table.readUInt32LE(at + 48),
-    reserved: table.subarray(at + 52, at + 64),
+    reserved: table.subarray(at + 52, at + 56),
+    integerSum: table.readBigUInt64LE(at + 56),
     digest: table.subarray(at + 64, at + 96),
     integerDigest: table.subarray(at + 96, at + 128),
   };
@@ -61,6 +62,7 @@ export function segmentRecordBytes(record) {
   out.writeUInt32LE(record.tokenCount, 32);
   [record.group, record.layerIndex, record.layerCount, record.layout].forEach((n, i) => out.writeUInt16LE(n, 36 + 2 * i));
   [record.headStart, record.headCount].forEach((n, i) => out.writeUInt32LE(n, 44 + 4 * i));
+  out.writeBigUInt64LE(record.integerSum, 56);
   record.digest.copy(out, 64);
   record.integerDigest.copy(out, 96);
   return out;

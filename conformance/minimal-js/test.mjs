@@ -6,7 +6,7 @@ import { readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { available } from './codecs/hevc.mjs';
-import { hash, hex } from './digest.mjs';
+import { hash, hex, integerSum, sumWeight } from './digest.mjs';
 import { narrow } from './quant.mjs';
 import { HEVC, WORKED, answer, cli, expectCode, here, putTogether, seal, sources, takeApart, temporary } from './testing.mjs';
 
@@ -62,6 +62,23 @@ test('rounding to the dtypes (ARI-4)', () => {
     assert.equal(narrow(bits(x), 'float16'), code);
     assert.equal(narrow(bits(-x), 'float16'), code + 0x8000);
   }
+});
+
+test('the sum of the integers (INT-3)', () => {
+  const example = Buffer.from(readFileSync(here('../../spec/appendix-a.md'), 'utf8')
+    .match(/^### A\.5\.5[^]*?```\n([0-9a-f]+)\n```/m)[1], 'hex');
+  assert.equal(example.length, 56);
+  assert.equal(integerSum(example), 13_842_333_445_628_498_590n);
+  assert.deepEqual([0, 1, 4096].map(sumWeight), [1, 2_654_356_959, 2_006_712_119]);
+  const h = (n) => { const z = (2_654_435_761n * BigInt(n)) % 2n ** 32n; return (z ^ (z / 2n ** 15n)) | 1n; };
+  for (const length of [0, 1, 4095, 4096, 4097, 3 * 4096 + 5]) {
+    for (const value of [() => 255, (i) => (i * 7919) % 256]) {
+      const q = Uint8Array.from({ length }, (_, i) => value(i));
+      const terms = Array.from(q, (x, i) => BigInt(x) * h(i % 4096) * h(4096 + Math.floor(i / 4096)));
+      assert.equal(integerSum(q), terms.reduce((a, b) => a + b, 0n) % 2n ** 64n, `${length}`);
+    }
+  }
+  assert.equal(sumWeight(4096 + 65535), Number(h(4096 + 65535)), 'the last row of a segment of 256 MiB');
 });
 
 test('the unchanged files, taken apart and put together', async () => {
@@ -255,13 +272,17 @@ test('tables, padding, sets', async () => {
   };
   for (const [part, n, at, options] of [[0, 0, 54], [0, 0, 48], [0, 1, 48], [0, 0, 50], [0, 0, 52], [0, 0, 0, { keepOffsets: true }],
     [0, 0, 8, { keepLengths: true }], [2, 0, 0, { keepOffsets: true }], [2, 0, 15, { keepLengths: true }], [2, 0, 20], [2, 0, 24], [2, 0, 32],
-    [2, 0, 36], [2, 0, 38], [2, 0, 40], [2, 0, 42], [2, 0, 44], [2, 0, 48], [2, 0, 52], [4, 0, 16], [4, 0, 20], [3, 0, 96], [5, 1, 96]]) {
+    [2, 0, 36], [2, 0, 38], [2, 0, 40], [2, 0, 42], [2, 0, 44], [2, 0, 48], [2, 0, 52], [2, 0, 55], [4, 0, 16], [4, 0, 20], [3, 0, 96], [5, 1, 96]]) {
     const code = at === 15 ? 'limit.exceeded' : 'table.record';
     await expectCode(code, `record ${part} ${n} ${at}`, poke(part, n, at), options);
   }
   await expectCode('limit.exceeded', 'side_bytes', poke(2, 0, 19, [0x11]));
   await expectCode('table.digest', 'set table', poke(0, 0, 60), { keepTableDigests: true });
   await expectCode('table.digest', 'segment table', poke(3, 0, 60), { keepTableDigests: true });
+  for (const part of [2, 3]) { // one track of a quality: nothing compares the sums of two tracks but the integers
+    for (const at of [56, 63]) await expectCode('segment.integers', `integer sum ${part} ${at}`, poke(part, 0, at, [0x80]));
+  }
+  await expectCode('segment.integers', 'integer sum of an exact group', poke(5, 1, 60));
   await expectCode('segment.integers', 'integer digest', (m, parts) => { for (const p of [2, 3]) parts[p].records[0].record[96] ^= 1; });
   await expectCode('data.padding', 'padding', (m) => { m.segmentation.alignment = 4096; }, { gapByte: 1 });
   for (const [opened, extension] of [['data.padding', {}], ['ok', { a: { must_understand: false, value: Array(70).fill('x'.repeat(4096)) } }]]) {
@@ -307,8 +328,8 @@ test('segments: side blocks, stored, zstd', async () => {
   await expectCode('segment.side', 'patched integer', (m, parts) => {
     const r = parts[3].records[0];
     r.object[118] ^= 1;
-    const digest = hash(r.object.subarray(118));
-    parts[3].records[0].record.set(digest, 96);
+    r.record.set(hash(r.object.subarray(118)), 96);
+    r.record.writeBigUInt64LE(integerSum(r.object.subarray(118)), 56);
     parts.splice(2, 1); // without the other track
     m.tracks.splice(0, 1);
   });
@@ -393,7 +414,16 @@ test('command line: answers and exit codes', async () => {
   const other = join(temporary, 'other.json');
   writeFileSync(other, '[1,2,3,4,5,6,7]');
   const decode = ['decode', WORKED, '--track', 'exact/zstd', '--output', out];
+  const content = join(temporary, 'content.json');
+  const placed = join(temporary, 'placed.json');
+  const illegal = join(temporary, 'illegal.json');
+  writeFileSync(content, JSON.stringify([{ count: 2, digest: null, kind: 'image', start: 7 }]));
+  writeFileSync(placed, JSON.stringify([0, 1, 2, 3, 4, 5, 6].map((t) => 5 + 1000 * t).concat(-1, 2 ** 40)));
+  writeFileSync(illegal, JSON.stringify([0, 1, 2, 3, 4, 5, 6].map((t) => 5 + 1000 * t).concat(-1, 2 ** 40, -1)));
   for (const [status, code, ...args] of [
+    [0, null, 'verify', WORKED, '--expect-token-ids', placed, '--expect-content', content],
+    [64, 'usage.argument', 'verify', WORKED, '--expect-token-ids', placed],
+    [64, 'usage.argument', 'verify', WORKED, '--expect-token-ids', illegal, '--expect-content', content],
     [64, 'usage.argument'], [64, 'usage.argument', 'unknown'], [64, 'usage.argument', 'verify'], [64, 'usage.argument', 'verify', WORKED, '--what'],
     [64, 'usage.argument', 'decode', WORKED], [64, 'usage.selection', 'decode', WORKED, '--track', 'exact/hevc', '--output', out],
     [64, 'usage.argument', ...decode, '--tokens', '3'], [64, 'usage.selection', ...decode, '--tokens', '0:8'],

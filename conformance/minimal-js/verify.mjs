@@ -16,7 +16,7 @@ export async function verify(artifact) {
 
   const original = m.tracks.find((track) => track.quality === 'exact');
   const blocks = original ? tokenBlocks(await artifact.table(original), original.segments) : [];
-  await source.plan(ranges(artifact, original, blocks));
+  await source.plan(ranges(artifact, original, blocks), m.segmentation.alignment);
   await artifact.checkZeros(tablesAt + header.tablesBytes, dataAt);
   for (const quality of m.qualities) {
     for (let n = 0; n < quality.sets; n++) {
