@@ -315,15 +315,20 @@ def transformed_codes(
     return round_to(np.stack(values), group["dtype"])
 
 
-def reference_restore(file: bytes, profile: bytes = b"") -> dict[str, dict[str, Array]]:
+def reference_restore(
+    file: bytes, profile: bytes = b"", *, only: str = ""
+) -> dict[str, dict[str, Array]]:
     """Track name to group name to array ``[L, T, H, D]`` of the group's dtype.
 
-    ``profile`` are the bytes of the calibration profile that transformed groups need.
+    ``profile`` are the bytes of the calibration profile that transformed groups need; ``only``
+    is one track.
     """
     cut = cut_up(file)
     count = cut.manifest["tokens"]["count"]
     result: dict[str, dict[str, Array]] = {}
     for track in cut.manifest["tracks"]:
+        if only not in ("", track["name"]):
+            continue
         arrays = {}
         for group in cut.manifest["groups"]:
             first, last = held(group, count)

@@ -6,6 +6,7 @@ by the naive arithmetic of ``tests.transformed``.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import kvformat
+import kvformat.aio
 from conformance.generate.compose import LAYOUT_KEYS, Video
 from conformance.generate.transform_parts import DIMS, HEADS, parts
 from kvformat import KvformatError
@@ -159,6 +161,20 @@ def test_all_ways_to_read_give_the_same() -> None:
             again[block.group.name][start : start + len(block.layers), tokens] = block.array
         for name, array in whole.items():
             assert raw(again[name]) == raw(array)
+
+
+@covers("TRF-4", "TRF-7")
+def test_asynchronous_reading_takes_profiles() -> None:
+    file, packed = made("half")
+
+    async def read(profiles: Any) -> dict[str, Any]:
+        async with await kvformat.aio.open(file, profiles=profiles) as artifact:
+            return dict(await artifact.read(track=STORED))
+
+    found = asyncio.run(read(parse_profile(packed)))
+    for name, array in restored(file, parse_profile(packed), STORED).items():
+        assert raw(found[name]) == raw(array)
+    assert code_of(lambda: asyncio.run(read(()))) == "profile.missing"
 
 
 @covers("TRF-4", "PAR-3")

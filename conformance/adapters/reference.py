@@ -37,6 +37,7 @@ from kvformat.dtypes import DTYPES
 from kvformat.encoder import raw_bytes
 from kvformat.errors import KvformatError, UnsupportedError, UsageError
 from kvformat.fields import Node
+from kvformat.manifest import KNOWN_FEATURES
 from kvformat.planning import RELATIVE_STEPS
 from kvformat.storage import publish, storage_errors
 
@@ -58,6 +59,7 @@ OPTIONS: Final = {
         "--layers",
         "--heads",
         "--output",
+        "--profile",
         "--timeout",
         *EXPECTATIONS,
     ),
@@ -155,7 +157,7 @@ def info() -> dict[str, Any]:
         "version": kvformat.__version__,
         "formats": [kvformat.FORMAT_VERSION],
         "codecs": sorted(here),
-        "features": [],
+        "features": sorted(KNOWN_FEATURES),
         "levels": ["core", "uncommon", "faulty", "hostile", "future", "gold"],
         "batch": True,
         "http": True,
@@ -205,7 +207,8 @@ def decode(url: str, options: Mapping[str, str], *, batch: bool) -> dict[str, An
         if name not in options:
             raise UsageError("usage.argument", f"decode needs {name}")
     limits = waiting(options, kvformat.open)
-    with kvformat.open(url, expect=expectation(options), **limits) as artifact:
+    profiles = [options["--profile"]] if "--profile" in options else []
+    with kvformat.open(url, expect=expectation(options), profiles=profiles, **limits) as artifact:
         restored = artifact.read(
             track=options["--track"],
             tokens=interval(options, "--tokens"),

@@ -21,6 +21,8 @@ from conformance.generate import (
     payload_faults,
     slices,
     texts,
+    transformed,
+    transformed_faults,
     transport,
     uncommon,
     whole_files,
@@ -45,6 +47,8 @@ MODULES = (
     lacking,
     slices,
     transport,
+    transformed,
+    transformed_faults,
 )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -59,6 +62,7 @@ def ask(
     if "--salt-file" in options:
         expected["salt"] = files[options["--salt-file"]]
     expect = Expectation(**expected) if expected else None
+    profile = files[options["--profile"]] if "--profile" in options else b""
     try:
         if data is None:
             kvformat.open("/nonexistent/absent.kvf")
@@ -66,14 +70,29 @@ def ask(
         if call == "verify":
             found = verify(data, expect=expect, in_child=False, workers=1)
             return Answer("ok", "", found.manifest_digest, integers_of(data))
-        with open_artifact(data, expect=expect) as artifact:
+        with (
+            given(profile) as places,
+            open_artifact(data, expect=expect, profiles=places) as artifact,
+        ):
             if call == "inspect":
                 return Answer("ok", "", artifact.manifest_digest)
-            return Answer("ok", "", digests=_decode(artifact, data, options))
+            return Answer("ok", "", digests=_decode(artifact, data, options, profile))
     except KvformatError as error:
         if not error.where and error.verdict == "invalid":
             raise AssertionError(f"no place: {error}") from error
         return Answer(error.code, str(error))
+
+
+@contextmanager
+def given(profile: bytes) -> Iterator[tuple[Path, ...]]:
+    """The file that ``--profile`` names, if there is one."""
+    if not profile:
+        yield ()
+        return
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "given.kvp"
+        path.write_bytes(profile)
+        yield (path,)
 
 
 def _interval(text: str | None) -> tuple[int, int] | None:
@@ -83,12 +102,14 @@ def _interval(text: str | None) -> tuple[int, int] | None:
     return int(first), int(last)
 
 
-def _decode(artifact: kvformat.Artifact, data: bytes, options: Mapping[str, str]) -> dict[str, str]:
+def _decode(
+    artifact: kvformat.Artifact, data: bytes, options: Mapping[str, str], profile: bytes
+) -> dict[str, str]:
     parts = {name: _interval(options.get(f"--{name}")) for name in ("tokens", "layers", "heads")}
     track = options["--track"]
     restored = artifact.read(track=track, workers=1, **parts)
     result = {}
-    whole = _whole(data)[track]
+    whole = _whole(data, profile, track)
     count = artifact.manifest.tokens.count
     for group in artifact.manifest.groups:
         if group.name not in restored:
@@ -113,14 +134,17 @@ def _decode(artifact: kvformat.Artifact, data: bytes, options: Mapping[str, str]
     return result
 
 
-_CACHE: dict[bytes, Any] = {}
+_CACHE: dict[tuple[bytes, bytes, str], Any] = {}
 
 
-def _whole(data: bytes) -> dict[str, dict[str, Any]]:
-    if data not in _CACHE:
-        _CACHE.clear()
-        _CACHE[data] = reference.reference_restore(data)
-    found: dict[str, dict[str, Any]] = _CACHE[data]
+def _whole(data: bytes, profile: bytes, track: str) -> dict[str, Any]:
+    """All groups of a track, from the second reader."""
+    key = (data, profile, track)
+    if key not in _CACHE:
+        if not any(held == data for held, _, _ in _CACHE):
+            _CACHE.clear()
+        _CACHE[key] = reference.reference_restore(data, profile, only=track)[track]
+    found: dict[str, Any] = _CACHE[key]
     return found
 
 

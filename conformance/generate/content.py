@@ -108,6 +108,16 @@ def add_cases(suite: Suite) -> None:
         "A salted chain needs the salt whatever else is given.",
         salt=SALT,
     )
+    renamed = {**IMAGE, "digest": "blake3:" + IMAGE["digest"].partition(":")[2], "kind": "picture"}
+    case(
+        "of-another-algorithm",
+        rules,
+        [IMAGE],
+        [renamed],
+        served(),
+        "The caller's span has the same 32 bytes of digest under another algorithm and kind.",
+        "Only the bytes enter the chain; what names them is for people.",
+    )
     changed = {**IMAGE, "digest": "sha256:" + "ba" * 32}
     for slug, expected, what in (
         ("of-another-image", [changed], "The caller has another image at the same positions."),

@@ -155,7 +155,6 @@ def add_cases(suite: Suite) -> None:
     heads = pair(5)
     for group in heads:
         group.heads_total = 65_537
-    beyond = ("input.range", "input.identity")
     for slug, groups_, count, what, limits, members in (
         ("too-many-groups", many, 1, "65 groups", "groups", {}),
         ("too-many-heads", heads, 5, "65,537 heads in all", "heads", {}),
@@ -176,7 +175,7 @@ def add_cases(suite: Suite) -> None:
             groups_,
             count,
             [EXACT],
-            beyond,
+            "input.range",
             f"A cache with {what}, above the limit of section 12.",
             "A reader must refuse such a file, so a writer must not make it.",
             limits=(limits,),

@@ -3,8 +3,6 @@
 Rotations are by angles of Pythagorean triples: their sines and cosines come from no library.
 """
 
-
-
 from __future__ import annotations
 
 import copy
@@ -14,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from conformance.generate.compose import (
+    EXACT,
     IDENTITY,
     LEVELS,
     QUALITY,
+    STORED,
     RawGroup,
     compose,
     noise,
@@ -157,3 +157,26 @@ def parts(
         },
     )
     return attach(builder, file), file
+
+
+def tiny(
+    *,
+    profile: Callable[[list[Transform]], bytes] = profile_file,
+    patches: Sequence[int] = (0,),
+    cut: tuple[int, int] = (3, HEADS),
+    **changes: Any,
+) -> tuple[Builder, bytes]:
+    """The smallest: keys of layers 1 and 3, three tokens, `exact/stored` beside; and its profile.
+
+    ``changes`` are to the integers and the set.
+    """
+    source, quant = coefficients(
+        "tiny", (2, 3, HEADS, DIMS), "float16", patches=patches, scales=LEVELS[:2]
+    )
+    for name, value in changes.items():
+        setattr(quant, name, value)
+    group = RawGroup("key", "key", "float16", (1, 3), source, {QUALITY: quant}, cut=cut)
+    file = profile([transform("key", n, pairing="half", pairs=2, dtype="int32") for n in (1, 3)])
+    named = {**copy.deepcopy(IDENTITY), "rope": [rope(2, "half", (1, 3))]}
+    builder = compose([group], 3, [STORED, EXACT], seg=16, identity=named)
+    return attach(builder, file, [0]), file

@@ -10,12 +10,13 @@ CODECS: Final = ("stored", "zstd", "hevc")
 
 
 def declared(info: dict[str, Any]) -> set[str]:
-    """Every need that an implementation meets: ``http``, and codec, lacks and encode names."""
+    """Every need that an implementation meets: ``http``, and codec, lacks and other names."""
     codecs = set(info["codecs"])
     return {
         *(f"codec:{name}" for name in codecs),
         *(f"lacks:{name}" for name in CODECS if name not in codecs),
         *(f"encode:{name}" for name in info.get("encode", ())),
+        *(f"feature:{name}" for name in info["features"]),
         *(("http",) if info.get("http") else ()),
     }
 
