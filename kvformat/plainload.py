@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvformat.artifact import open_artifact
 from kvformat.expectations import Expectation
+from kvformat.profile_shelf import ProfilePlaces
 from kvformat.storage import Transport
 
 if TYPE_CHECKING:
@@ -24,16 +25,21 @@ def load_into(
     expect: Expectation | None = None,
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport | None = None,
+    profiles: ProfilePlaces = (),
     **selection: Any,
 ) -> ReadReport:
     """Open ``url``, restore what ``selection`` says into ``buffers``, and close it again.
 
     ``buffers`` is ``[2, L, T, H, D]`` or a mapping of group names to ``[L, T, H, D]``;
     ``selection`` is what ``Artifact.read_into`` takes (``tokens``, ``layers``, ``heads``,
-    ``track``, ``on_error`` and so on). Errors are those of ``kvformat.open`` and ``read_into``.
+    ``track``, ``on_error`` and so on), ``profiles`` those of ``kvformat.open``. Errors are those of ``kvformat.open`` and ``read_into``.
     """
     with open_artifact(
-        url, expect=expect, storage_options=storage_options, transport=transport
+        url,
+        expect=expect,
+        storage_options=storage_options,
+        transport=transport,
+        profiles=profiles,
     ) as artifact:
         return artifact.read_into(buffers, **selection)
 
@@ -44,11 +50,16 @@ def load(
     expect: Expectation | None = None,
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport | None = None,
+    profiles: ProfilePlaces = (),
     **selection: Any,
 ) -> tuple[int, dict[str, NDArray[Any]]]:
     """The token count of ``url`` and its groups as new arrays ``[L, T, H, D]`` by name."""
     with open_artifact(
-        url, expect=expect, storage_options=storage_options, transport=transport
+        url,
+        expect=expect,
+        storage_options=storage_options,
+        transport=transport,
+        profiles=profiles,
     ) as artifact:
         restored = artifact.read(**selection)
         found = {name: np.asarray(restored[name]) for name in restored}

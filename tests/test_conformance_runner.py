@@ -313,11 +313,13 @@ def test_batch_must_end_well(suite: Path, fake: Callable[..., list[str]]) -> Non
 def test_skips_say_what_is_not_declared(suite: Path, fake: Callable[..., list[str]]) -> None:
     expect = [{"call": "verify", "expect": {"verdict": "ok"}}]
     make_case(suite, "core", "zst-0001-needs-zstd", expect, requires=["codec:zstd"])
+    make_case(suite, "core", "trf-0001-needs-klt", expect, requires=["feature:transform-klt"])
     make_case(suite, "gold", "gol-0001-later", expect)
     found = run(fake(ALWAYS_OK), suite)
     reasons = {case.id: case.reason for case in found.cases if case.status == "skipped"}
     assert reasons == {
         "zst-0001-needs-zstd": "not declared: codec:zstd",
+        "trf-0001-needs-klt": "not declared: feature:transform-klt",
         "gol-0001-later": "not declared: level:gold",
     }
 

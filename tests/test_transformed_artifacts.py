@@ -163,6 +163,18 @@ def test_all_ways_to_read_give_the_same() -> None:
             assert raw(again[name]) == raw(array)
 
 
+@covers("TRF-4")
+def test_loading_in_one_call_takes_profiles() -> None:
+    file, packed = made("half")
+    whole = restored(file, parse_profile(packed), STORED)
+    buffers = {name: np.zeros_like(array) for name, array in whole.items()}
+    kvformat.load_into(file, buffers, track=STORED, profiles=parse_profile(packed))
+    assert {name: raw(array) for name, array in buffers.items()} == {
+        name: raw(array) for name, array in whole.items()
+    }
+    assert code_of(lambda: kvformat.load_into(file, buffers, track=STORED)) == "profile.missing"
+
+
 @covers("TRF-4", "TRF-7")
 def test_asynchronous_reading_takes_profiles() -> None:
     file, packed = made("half")

@@ -34,6 +34,7 @@ from kvformat.expectations import Expectation, token_array
 from kvformat.groups import Group
 from kvformat.identity import Identity, Model, Reference, Rope
 from kvformat.integrations.torch_arrays import as_array, as_bits, dtype_name, empty
+from kvformat.profile_shelf import ProfilePlaces
 from kvformat.report import ReadReport
 from kvformat.storage import Transport
 from kvformat.writer import WriteReport, write
@@ -262,13 +263,15 @@ def load(
     device: torch.device | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     transport: Transport | None = None,
+    profiles: ProfilePlaces = (),
 ) -> Loaded:
     """The cache of the longest prefix of the request that the artifact holds and may serve.
 
     ``token_ids`` are those of the whole request. At least one of them is left to compute, since
     generation needs logits. The artifact must state the identity of ``model`` in all
     that ``identity_of`` knows. An open ``Artifact`` must have been opened with ``expect`` of
-    the token ids. Raises ``MismatchError`` where nothing can be served.
+    the token ids. ``profiles`` are those of ``kvformat.open``. Raises ``MismatchError`` where
+    nothing can be served.
     """
     known = identity or identity_of(model, model_id=model_id)
     ids = _ids(token_ids)
@@ -276,7 +279,11 @@ def load(
         return _load(source, model, known, len(ids), track=track, device=device)
     expect = Expectation(token_ids=ids, salt=salt)
     with open_artifact(
-        source, expect=expect, storage_options=storage_options, transport=transport
+        source,
+        expect=expect,
+        storage_options=storage_options,
+        transport=transport,
+        profiles=profiles,
     ) as artifact:
         return _load(artifact, model, known, len(ids), track=track, device=device)
 
