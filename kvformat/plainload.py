@@ -32,7 +32,8 @@ def load_into(
 
     ``buffers`` is ``[2, L, T, H, D]`` or a mapping of group names to ``[L, T, H, D]``;
     ``selection`` is what ``Artifact.read_into`` takes (``tokens``, ``layers``, ``heads``,
-    ``track``, ``on_error`` and so on), ``profiles`` those of ``kvformat.open``. Errors are those of ``kvformat.open`` and ``read_into``.
+    ``track``, ``on_error`` and so on), ``profiles`` those of ``kvformat.open``. Errors are those
+    of ``kvformat.open`` and ``read_into``.
     """
     with open_artifact(
         url,
