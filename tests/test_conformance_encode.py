@@ -307,10 +307,12 @@ def test_check_cases_looks_at_spec(tmp_path: Path) -> None:
         (["stored", "x"], "lacks:x", False),
         (["stored"], "encode:exact/stored", True),
         (["stored"], "encode:exact/zstd", False),
+        (["stored"], "feature:transform-klt", True),
+        (["stored"], "feature:other", False),
     ],
 )
 def test_needs(codecs: list[str], wanted: str, met: bool) -> None:
-    info = {"codecs": codecs, "encode": ["exact/stored"]}
+    info = {"codecs": codecs, "encode": ["exact/stored"], "features": ["transform-klt"]}
     assert (wanted in needs.declared(info)) == met
 
 

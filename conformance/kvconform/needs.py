@@ -16,7 +16,7 @@ def declared(info: dict[str, Any]) -> set[str]:
         *(f"codec:{name}" for name in codecs),
         *(f"lacks:{name}" for name in CODECS if name not in codecs),
         *(f"encode:{name}" for name in info.get("encode", ())),
-        *(f"feature:{name}" for name in info["features"]),
+        *(f"feature:{name}" for name in info.get("features", ())),
         *(("http",) if info.get("http") else ()),
     }
 
