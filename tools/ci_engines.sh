@@ -51,7 +51,7 @@ echo "installed in $((SECONDS - start)) s"
 start=$SECONDS
 "$python" -c "import $engine" >/dev/null
 case $engine in
-  lmcache) tests=(tests/test_lmcache.py) ;;
+  lmcache) tests=(tests/test_lmcache.py tests/test_lmcache_plugin.py) ;;
   vllm) tests=(tests/test_vllm.py tests/test_vllm_parts.py tests/test_torch_dataset.py) ;;
 esac
 PYTHONHASHSEED=0 "$python" -m pytest -rs "${tests[@]}"
