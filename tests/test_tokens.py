@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -301,6 +302,10 @@ def test_content_comes_from_the_caller_and_must_agree() -> None:
     assert length(other) == 256
     assert length(ContentSpan(300, 20, "image", None)) == 256
     # a file that lists a span which its chain does not know, and the other way round
+    digits = str(IMAGE.digest).partition(":")[2]
+    for name, kind in (("blake3", IMAGE.kind), ("sha256", IMAGE.kind), ("blake3", "audio")):
+        assert length(replace(IMAGE, digest=f"{name}:{digits}", kind=kind)) == 600
+    assert length(replace(IMAGE, digest=f"sha256:{digits[::-1]}")) == 256
     listed = with_members(Builder(write()), {"/tokens/content": [IMAGE.to_json()]})
     hidden = with_members(Builder(file), {"/tokens/content": []})
     for odd, content in ((listed, ()), (hidden, (IMAGE,))):
