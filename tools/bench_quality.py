@@ -16,8 +16,8 @@ Speeds are in million values per second, one thread, one run each: they are roug
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
-import math
 import multiprocessing
 import os
 import sys
@@ -34,6 +34,7 @@ import ml_dtypes
 import models
 import numpy as np
 import torch
+from bench_quality_report import Row, plot, report
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
@@ -56,27 +57,9 @@ TOPICS: Final = (
     "dynamic-features", "try", "with", "types",
 )  # fmt: skip
 TEXTS: Final = ("specification", "source", "licence")
-TARGETS: Final = (0.0012, 0.0135, 0.05)
 ONLY_QUALITY: Final = "near-lossless"
 
 Float32 = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One method at one setting on one text; speeds in million values per second."""
-
-    method: str
-    setting: str
-    text: str
-    bits: float
-    payload_bits: float | None
-    counted: str
-    kl_mean: float
-    kl_p99: float
-    top1: float
-    encode: float
-    decode: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +146,7 @@ def chunks(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 def forward(model: Any, ids: Sequence[int], cache: Any) -> Any:
     """One pass that moves ``cache`` on."""
-    name = "cache" if "cache" in model.forward.__code__.co_varnames else "past_key_values"
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     with torch.inference_mode():
         return model(torch.tensor([list(ids)]), use_cache=True, **{name: cache})
 
@@ -175,7 +158,8 @@ def capture(model: Any, ids: Sequence[int]) -> Float32:
         forward(model, part, held)
     roles = ([layer.keys for layer in held.layers], [layer.values for layer in held.layers])
     stacked = torch.stack([torch.cat(role).transpose(1, 2) for role in roles])
-    return stacked.to(torch.bfloat16).float().numpy()
+    found: Float32 = stacked.to(torch.bfloat16).float().numpy()
+    return found
 
 
 def kvformat_trial(
@@ -245,8 +229,8 @@ def kvtc_trials(subject: Subject, task: Task) -> Iterator[Trial]:
     unrotated = np.stack([keys, subject.cache[1]])
     with np.load(Path(task.folder) / "rows.npz") as saved:
         rows = saved["rows"]
-    plans = [(False, peers.RECENT, 2.0), (False, peers.RECENT, 3.0)]
-    plans += [(False, 0, 2.0), (False, 0, 3.5), (True, 0, 0.5)]
+    plans = [(False, peers.RECENT, 2.0), (False, 0, 2.0), (False, 0, 3.5)]
+    plans += [(True, 0, 0.5), (True, 0, 1.0)]
     made: dict[bool, tuple[peers.Basis, peers.Basis]] = {}
     for cross, recent, bits in plans[1:2] if task.quick else plans:
         if cross not in made:
@@ -334,131 +318,6 @@ def prepare(folder: Path, args: argparse.Namespace) -> tuple[str | None, dict[st
     return path, facts
 
 
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean."""
-    return math.fsum(values) / len(values)
-
-
-def summary(rows: Sequence[Row]) -> list[Row]:
-    """Rows of all texts as one per method and setting: means, speeds as medians."""
-    grouped: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        grouped.setdefault((row.method, row.setting), []).append(row)
-    result = []
-    for (method, setting), same in grouped.items():
-        payload = [row.payload_bits for row in same if row.payload_bits is not None]
-        result.append(Row(
-            method, setting, f"{len(same)} texts", mean([row.bits for row in same]),
-            mean(payload) if payload else None, same[0].counted,
-            mean([row.kl_mean for row in same]), mean([row.kl_p99 for row in same]),
-            mean([row.top1 for row in same]),
-            float(np.median([row.encode for row in same])),
-            float(np.median([row.decode for row in same])),
-        ))  # fmt: skip
-    return result
-
-
-def bits_at(rows: Sequence[Row], target: float) -> tuple[float, float] | None:
-    """Bits and KL of a method at a divergence: between its settings, else its best below it.
-
-    Bits are interpolated along the logarithm of KL, never beyond what was measured.
-    """
-    points = sorted((row.kl_mean, row.bits) for row in rows)
-    below = [point for point in points if point[0] <= target]
-    above = [point for point in points if point[0] > target]
-    if not below:
-        return None
-    if above and below[-1][0] > 0:
-        (k0, b0), (k1, b1) = below[-1], above[0]
-        part = math.log(target / k0) / math.log(k1 / k0)
-        inside = b0 + part * (b1 - b0)
-        if inside <= min(bits for _, bits in below):
-            return inside, target
-    kl, bits = min(below, key=lambda point: point[1])
-    return bits, kl
-
-
-def by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows of each method in the order of their first."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row.method, []).append(row)
-    return found
-
-
-def target_table(rows: Sequence[Row]) -> str:
-    """Markdown: bits of every method at the three divergences."""
-    lines = ["| method | " + " | ".join(f"KL {target}" for target in TARGETS) + " |",
-             "|---|" + "---|" * len(TARGETS)]  # fmt: skip
-    for method, same in by_method(rows).items():
-        cells = []
-        for target in TARGETS:
-            found = bits_at(same, target)
-            if found is None:
-                cells.append("-")
-            elif found[1] == target:
-                cells.append(f"{found[0]:.2f}")
-            else:
-                cells.append(f"{found[0]:.2f} at {found[1]:.2g}")
-        lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def row_table(rows: Sequence[Row]) -> str:
-    """Markdown: every row."""
-    head = ("method", "setting", "bits", "payload", "counted", "KL", "KL p99", "top-1", "encode",
-            "decode")  # fmt: skip
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for row in rows:
-        payload = "" if row.payload_bits is None else f"{row.payload_bits:.2f}"
-        speeds = ["" if math.isnan(s) else f"{s:.3g}" for s in (row.encode, row.decode)]
-        cells = [row.method, row.setting, f"{row.bits:.2f}", payload, row.counted,
-                 f"{row.kl_mean:.2g}", f"{row.kl_p99:.2g}", f"{row.top1:.3f}", *speeds]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def report(rows: Sequence[Row], facts: dict[str, Any]) -> str:
-    """Markdown: what was measured, both tables, sizes of profile and basis."""
-    means = summary(rows)
-    parts = [
-        f"SmolLM2-135M, {CACHED:,} tokens cached, {COMPARED:,} compared, mean of texts: "
-        f"{', '.join(dict.fromkeys(row.text for row in rows))}. Calibrated on pydoc. No evidence "
-        "for larger models. Speeds: million values/s, one thread, rough.",
-        "Fewest bits measured or interpolated up to a divergence:\n\n" + target_table(means),
-        row_table(means),
-    ]
-    values = facts["values"]
-    if "profile_bytes" in facts:
-        size = facts["profile_bytes"]
-        parts.append(
-            f"Profile: {size:,} bytes, {8 * size / values:.1f} bits per value of one such cache."
-        )
-    for name, size in facts["kvtc_basis_bytes"].items():
-        parts.append(
-            f"KVTC's basis, {name}: {size:,} bytes, {8 * size / values:.1f} bits per value."
-        )
-    return "\n\n".join(parts) + "\n"
-
-
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """KL against bits, a line per method that has several rates."""
-    figures = import_module("matplotlib.figure")
-    figure = figures.Figure(figsize=(9, 6), layout="constrained")
-    axes = figure.subplots()
-    for number, (method, same) in enumerate(by_method(summary(rows)).items()):
-        points = sorted((row.bits, row.kl_mean) for row in same if row.kl_mean > 0)
-        if points:
-            style = "-" if method.startswith("kvformat") else "--"
-            axes.plot(*zip(*points, strict=True), style, marker="os^vDPX*"[number % 8],
-                      color=f"C{number % 10}", label=method)  # fmt: skip
-    axes.set(yscale="log", xlabel="bits per value", ylabel="KL, nats per token",
-             title="SmolLM2-135M, 1,024 cached tokens; no evidence for larger models")  # fmt: skip
-    axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=130)
-
-
 def options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -489,9 +348,9 @@ def main() -> None:
         context = multiprocessing.get_context("spawn")
         with context.Pool(max(1, min(args.jobs, len(tasks)))) as pool:
             rows = [row for found in pool.imap(measure, tasks) for row in found]
-    result = {"model": models.IDS[models.SMOLLM2], "texts": texts, "calibration": "pydoc",
-              "cached_tokens": CACHED, "compared_tokens": COMPARED, **facts,
-              "rows": [asdict(row) for row in rows]}  # fmt: skip
+    facts.update(model=models.IDS[models.SMOLLM2], texts=texts, calibration="pydoc",
+                 cached_tokens=CACHED, compared_tokens=COMPARED)  # fmt: skip
+    result = {**facts, "rows": [asdict(row) for row in rows]}
     (args.output / "results.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     text = report(rows, facts)
     (args.output / "results.md").write_text(text, encoding="utf-8")

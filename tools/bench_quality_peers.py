@@ -307,11 +307,10 @@ def kvtc(unrotated: Float32, bases: Sequence[Basis], bits: float, recent: int) -
     """KVTC: un-rotated keys, PCA, whole bits per component, DEFLATE.
 
     The first 4 tokens and the last ``recent`` (128 as published) stay in 16 bits. Bits are
-    allocated by variances of the calibration text, greedily instead of by dynamic programming, none or 3 to 8.
-    A component's range is that of this cache, two float16 a component; integers are packed in
-    bits and deflated, and where it is smaller kept in bytes and deflated. ``bits`` is the mean
-    before DEFLATE. The basis is not counted: see ``Basis.size_bytes``. The caller rotates the
-    keys again and rounds.
+    allocated by variances of the calibration text, greedily (``allocate``). A component's range
+    is that of this cache, two float16 a component; integers are packed in bits and deflated, or
+    deflated in bytes where that is smaller. ``bits`` is the mean before DEFLATE. The basis is not
+    counted: see ``Basis.size_bytes``. The caller rotates the keys again and rounds.
     """
     started = time.perf_counter()
     _, layers, tokens, heads, dim = unrotated.shape
