@@ -143,7 +143,10 @@ def rewrite(stored: Stored, extent: ExtentRef, kv: Any, **identity: Any) -> None
     mine = stored.view.scope.identity
     fields = {name: getattr(mine, name) for name in mine.__dataclass_fields__}
     path = stored.path(extent)
-    path.unlink()
+    hashes = stored.view.hashes(stored.ids)
+    for block in range(extent.start + 1, extent.end + 1):  # every block has a link of its own
+        name = stored.view.scope.name(hashes, block)
+        Path(stored.view._store.backend.locate(name)).unlink()
     kvformat.write(
         path, kv, identity=kvformat.Identity(**{**fields, **identity}), first_position=begin,
         token_ids=np.array(stored.ids[:end]), tracks=["exact/zstd"],
