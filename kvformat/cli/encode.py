@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kvformat.cli.inputs import read_input
+from kvformat.cli.measured import read_measured
 from kvformat.cli.options import UTF8, read_salt, read_token_ids
 from kvformat.cli.outputs import check_target
 from kvformat.cli.show import emit, facts, heading, progress, say, table
@@ -24,6 +25,7 @@ from kvformat.dtypes import DTYPES
 from kvformat.errors import UsageError
 from kvformat.groups import ALIGNMENTS, ORDERS
 from kvformat.limits import LIMITS
+from kvformat.measured import extensions_of
 from kvformat.planning import DEFAULT_QUALITY, DEFAULT_TRACKS, parse_tracks
 from kvformat.tracks import EXACT
 from kvformat.writer import WriteReport, write
@@ -56,6 +58,7 @@ class Options:
     layers_total: int | None
     dtype: str | None
     lossy_source: str | None
+    measured: str | None
     profile: str | None
     as_json: bool
 
@@ -149,6 +152,12 @@ NATURAL = click.IntRange(min=0, max=LIMITS.tokens)
     help="A calibration profile of the model (kvformat calibrate): smaller at the same quality. "
     "Readers need it too.",
 )
+@click.option(
+    "--measured",
+    metavar="FILE",
+    help="State the quality of the tracks as kvformat evaluate --json measured it; inspect shows "
+    "it.",
+)
 @click.option("--segment-tokens", type=POSITIVE, metavar="N", help="Tokens per segment.")
 @click.option("--order", type=click.Choice(ORDERS), default=ORDERS[0], help="Order of segments.")
 @click.option(
@@ -235,6 +244,10 @@ def _encode(source: str, target: str, options: Options) -> tuple[WriteReport, bo
         found,
         bound=token_ids is not None,
     )
+    plans = parse_tracks(options.tracks, options.quality)
+    measured = () if options.measured is None else read_measured(
+        options.measured, [plan.name for plan in plans], identity.model.id
+    )  # fmt: skip
     with progress("encoding") as step:
         report = write(
             target,
@@ -251,9 +264,10 @@ def _encode(source: str, target: str, options: Options) -> tuple[WriteReport, bo
             segment_tokens=options.segment_tokens,
             order=options.order,
             alignment=int(options.alignment),
+            extensions=extensions_of(measured) if measured else None,
             overwrite=options.overwrite,
             workers=options.workers,
-        profile=options.profile,
+            profile=options.profile,
             progress=step,
         )
     return report, token_ids is not None

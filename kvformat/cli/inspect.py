@@ -83,6 +83,7 @@ def show(artifact: Artifact, name: str) -> None:
 
 
 def file_facts(artifact: Artifact) -> list[tuple[str, object]]:
+    """Format, size, digests."""
     header, manifest = artifact.front.header, artifact.manifest
     return [
         ("format", f"kvformat {manifest.version}"),
@@ -94,6 +95,7 @@ def file_facts(artifact: Artifact) -> list[tuple[str, object]]:
 
 
 def identity_facts(manifest: Manifest) -> list[tuple[str, object]]:
+    """What the artifact is the cache of, and whether tokens can be verified."""
     identity, tokens = manifest.identity, manifest.tokens
     model = identity.model
     rows: list[tuple[str, object]] = [
@@ -161,6 +163,7 @@ def _lineage(manifest: Manifest) -> str:
 
 
 def group_row(group: Group, count: int) -> tuple[object, ...]:
+    """Name, role, dtype, layers, heads, dim, tokens held of ``count``."""
     heads = str(group.heads)
     if group.heads != group.heads_total:
         stop = group.head_start + group.heads
@@ -185,6 +188,7 @@ def _held(extent: Extent, count: int) -> str:
 
 
 def structure_facts(manifest: Manifest) -> list[tuple[str, object]]:
+    """Segments, pictures, features, extensions."""
     cut = manifest.segmentation
     groups = dict.fromkeys(f"{item.layers} layers x {item.heads} heads" for item in cut.groups)
     rows: list[tuple[str, object]] = [

@@ -30,12 +30,12 @@ LINE_CHARACTERS: Final = 95
 """That a line over the whole width has room for."""
 
 
-def require_matplotlib() -> None:
+def require_matplotlib(option: str = "--plot") -> None:
     """Raise ``UsageError`` where matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise UsageError(
             "usage.argument",
-            "--plot needs matplotlib, which is not installed",
+            f"{option} needs matplotlib, which is not installed",
             next_step="pip install 'kvformat[plot]'",
         )
 
