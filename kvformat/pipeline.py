@@ -18,6 +18,7 @@ from kvformat.storage import Data
 
 R = TypeVar("R")
 END: Final = object()
+CLOSED: Final = "the read was closed or cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,16 @@ class Pipeline(Generic[R]):
                 self._slots.acquire()
                 if self._stop.is_set():
                     break
-                self._results.put((wish, self._pool.submit(self._work, wish, data)))
+                self._results.put((wish, self._submit(wish, data)))
             self._results.put(END)
         except BaseException as error:  # raised again in the caller's thread
             self._results.put(error)
+
+    def _submit(self, wish: Wish, data: Data) -> Future[R]:
+        try:
+            return self._pool.submit(self._work, wish, data)
+        except RuntimeError as error:  # the process ends, or this was closed just now
+            raise UsageError("usage.argument", CLOSED) from error
 
     def __iter__(self) -> Pipeline[R]:
         return self
@@ -148,7 +155,7 @@ class Pipeline(Generic[R]):
         if os.getpid() != self._process:
             raise UsageError("usage.argument", "the read belongs to another process")
         if self._stop.is_set():
-            raise UsageError("usage.argument", "the read was closed or cancelled")
+            raise UsageError("usage.argument", CLOSED)
 
     def close(self) -> None:
         """Stop at once: nothing is decoded any more but what a thread has begun."""
