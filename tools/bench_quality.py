@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -269,8 +270,9 @@ def measure(task: Task) -> list[Row]:
             known[trial.name] = found
             values = subject.cache.size / 1e6
             payload = None if trial.counted == "whole file" else stored.payload_bits
+            decode = None if math.isnan(stored.decode_s) else values / stored.decode_s
             row = Row(trial.method, trial.setting, task.text, stored.bits, payload, trial.counted,
-                      *found, values / stored.encode_s, values / stored.decode_s)  # fmt: skip
+                      *found, values / stored.encode_s, decode)  # fmt: skip
             rows.append(row)
             print(f"{task.text}: {trial.name}: {row.bits:.3f} bits, KL {row.kl_mean:.5f}",
                   file=sys.stderr, flush=True)  # fmt: skip
