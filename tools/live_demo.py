@@ -38,7 +38,7 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "near-lossless/hevc": {"quality": "near-lossless", "codec": "hevc"},
 }
 FULL: Final = "full prefill"
-WIDTH: Final = 120
+WIDTH: Final = 130
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def table(rows: Sequence[dict[str, Any]], tokens: int) -> Table:
     """The rows for people."""
     shown = Table(title=f"Prompt of {tokens} tokens, SmolLM2-135M, vLLM on a CPU: seconds to its"
                   " first token")  # fmt: skip
-    shown.add_column("")
+    shown.add_column("", no_wrap=True)
     for column in ("stored MB", "loaded", "alone", "storing", "beside", "short ones",
                    "decode gap ms", "longest", "tokens equal"):  # fmt: skip
         shown.add_column(column, justify="right")
