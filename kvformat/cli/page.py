@@ -34,7 +34,7 @@ PIECES: Final = ("part", ">from", ">bytes", ">share")
 STYLE: Final = """
 :root { --ink: #1b1f24; --soft: #59636e; --paper: #ffffff; --line: #d1d9e0; --band: #f5f7f9;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #8a6d00; --c5: #6e7781;
-  --head: #1b1f24; --front: #6e7781; --sets: #8a6d00; --track: #56a0d3; --odd: #3d87bb;
+  --head: #1b1f24; --front: #6e7781; --sets: #8a6d00; --track: #2f78ab; --odd: #1f6394;
   --on: #ffffff; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6edf3; --soft: #9ba6b2; --paper: #0f1419; --line: #39424c; --band: #182029;
@@ -81,7 +81,7 @@ figcaption { font-size: .8rem; color: var(--soft); margin-top: .3rem; overflow-w
 @media print {
   :root { --ink: #000000; --soft: #333333; --paper: #ffffff; --line: #bbbbbb; --on: #ffffff;
     --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #8a6d00; --c5: #6e7781;
-    --head: #1b1f24; --front: #6e7781; --sets: #8a6d00; --track: #3d87bb; --odd: #2f6a94; }
+    --head: #1b1f24; --front: #6e7781; --sets: #8a6d00; --track: #2f78ab; --odd: #1f6394; }
   body { font-size: 10pt; } main { max-width: none; padding: 0; }
   .scroll { overflow: visible; } svg { min-width: 0; }
   td { overflow-wrap: anywhere; }
