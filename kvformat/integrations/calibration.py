@@ -9,6 +9,7 @@ learnt; then one step fits all coefficients of all layers (rationale 22).
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -167,7 +168,8 @@ def _window(
 
 
 def _forward(model: Any, ids: list[int], cache: Any) -> Any:
-    name = "cache" if "cache" in model.forward.__code__.co_varnames else "past_key_values"
+    names = inspect.signature(model.forward).parameters
+    name = "cache" if "cache" in names else "past_key_values"
     return model(torch.tensor([ids]), use_cache=True, **{name: cache})
 
 
