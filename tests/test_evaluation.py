@@ -80,12 +80,13 @@ def closed() -> Iterator[None]:
 class Opened:
     """An artifact as the command opens it, with its tracks."""
 
-    def __init__(self, path: Path, model: Any, ids: list[int]) -> None:
-        self.artifact = kvformat.open(path, expect=kvformat.Expectation(token_ids=ids))
+    def __init__(self, path: Path, model: Any, ids: list[int], profiles: Any = ()) -> None:
+        expect = kvformat.Expectation(token_ids=ids)
+        self.artifact = kvformat.open(path, expect=expect, profiles=profiles)
         OPEN.append(self.artifact)
         self.runner = model_runs.Runner(model)
         identity = tracks_of.known_identity(self.artifact, model, MODEL)
-        self.tracks = tracks_of.Tracks(self.artifact, self.runner, ids, identity)
+        self.tracks = tracks_of.Tracks(self.artifact, self.runner, ids, identity, profiles)
         self.ids = ids
 
     def methods(self) -> list[evaluation.Method]:
@@ -171,6 +172,37 @@ def test_the_figures_are_those_of_their_definition(tmp_path: Path) -> None:
     }
     for name, value in wanted.items():
         assert getattr(balanced.divergence, name) == pytest.approx(float(value), abs=1e-5), name
+
+
+def test_transformed_tracks_go_through_their_profile(tmp_path: Path) -> None:
+    from kvformat.integrations.calibration import calibrate
+
+    model, ids = small(), token_ids()
+    profile = tmp_path / "p.kvp"
+    profile.write_bytes(
+        calibrate(
+            model, token_ids(200, seed=3), model_id=MODEL, steps={"balanced": 0.05}, windows=1,
+            samples=2, cache_tokens=128, text_tokens=64, progress=[].append,
+        )
+    )  # fmt: skip
+    path = tmp_path / "a.kvf"
+    cache = model_runs.Runner(model).prefill(ids[:HELD])
+    names = ["balanced/zstd", "exact/zstd"]
+    options: dict[str, Any] = {"model_id": MODEL, "tracks": names, "profile": profile}
+    integration.save(path, cache, model, ids[:HELD], **options)
+    opened = Opened(path, model, ids, profiles=[tmp_path])
+    balanced, exact = opened.evaluate(opened.methods()).methods
+    assert exact.divergence.kl_max == 0 < balanced.divergence.kl_mean
+    assert [turn.kl_mean > 0 for turn in balanced.turns] == [True] * 3
+    track, other = opened.artifact.manifest.tracks
+    found = opened.tracks.profile_of(track)
+    assert found is not None
+    assert found.digest == opened.artifact.manifest.profile
+    assert opened.tracks.profile_of(other) is None
+    without = Opened(path, model, ids)
+    with pytest.raises(kvformat.UnsupportedError) as caught:
+        without.evaluate(without.methods())
+    assert caught.value.code == "profile.missing"
 
 
 def test_noise_raises_everything(tmp_path: Path) -> None:
