@@ -63,13 +63,6 @@ ENDINGS = {
     "held by a module": "sys.modules['held'] = stream",
     "an exit": "sys.exit(0)",
     "a second stream": "again = artifact.stream(track='exact/zstd')",
-    "read by a thread": """
-import contextlib, threading
-def read():
-    with contextlib.suppress(kvformat.KvformatError):  # of what ends first
-        artifact.read(track="exact/zstd")
-threading.Thread(target=read, daemon=True).start()
-""",
 }
 
 
