@@ -136,7 +136,8 @@ def test_without_progress_it_gives_up(server: Server, retries: int) -> None:
         assert asked_from(resource) == [FIRST] * (1 + retries)
 
 
-LIMITS = Transport(connect_timeout_s=0.1, stall_timeout_s=0.15, retries=3)
+LIMITS = Transport(connect_timeout_s=0.75, stall_timeout_s=0.75, retries=3)
+"""A busy machine must be able to open the file within them."""
 
 
 @covers("REQ-10")
@@ -151,7 +152,7 @@ def test_a_stall_is_a_time_out(server: Server, count: int) -> None:
             artifact.read(**PART)
         assert (caught.value.code, caught.value.expected) == (
             "io.timeout",
-            "progress within 0.15 s",
+            "progress within 0.75 s",
         )
 
 
