@@ -161,7 +161,8 @@ def wanted(artifact: kvformat.Artifact, **options: Any) -> list[Piece]:
 
 def threads() -> list[str]:
     """Names of threads that reading started and that still run."""
-    return [item.name for item in threading.enumerate() if item.name.startswith("kvformat")]
+    names = [item.name for item in threading.enumerate() if item.name.startswith("kvformat")]
+    return [name for name in names if not name.startswith("kvformat-aio")]  # a pool that stays
 
 
 def sessions() -> list[Any]:

@@ -113,7 +113,8 @@ def test_an_interruption_of_a_read_is_raised_at_once(
     code = f"""
 import sys, threading, time, kvformat
 def left():
-    return [item.name for item in threading.enumerate() if item.name.startswith("kvformat")]
+    names = [item.name for item in threading.enumerate() if item.name.startswith("kvformat")]
+    return [name for name in names if not name.startswith("kvformat-aio")]  # a pool that stays
 try:
     with kvformat.open(sys.argv[1]) as artifact:
         {call}
