@@ -15,7 +15,7 @@ from kvconform.protocol import CODES, LEVELS
 
 LARGEST_INPUT: Final = 65_536
 """Of a file as it is in the folder; see ``cases.LARGEST_INFLATED`` for one that is compressed."""
-_FILE_OPTIONS: Final = ("--expect-token-ids", "--expect-content", "--salt-file")
+_FILE_OPTIONS: Final = ("--expect-token-ids", "--expect-content", "--profile", "--salt-file")
 _OPTIONS: Final = (*_FILE_OPTIONS, "--expect-model", "--track", "--tokens", "--layers", "--heads")
 _HTTP_OPTIONS: Final = ("--timeout",)
 _RESULTS: Final = {
