@@ -18,7 +18,6 @@ from kvformat.digests import digest, digest_all
 from kvformat.encoder import raw_bytes
 from kvformat.errors import InvalidError
 from kvformat.expectations import Expectation, require_agreement
-from kvformat.manifest import Manifest
 from kvformat.profile_shelf import ProfilePlaces
 from kvformat.sandbox import SandboxedCodec
 from kvformat.segments import check_strictly, decode_segment
@@ -29,7 +28,6 @@ from kvformat.tracks import EXACT, Track
 from kvformat.workers import in_order, worker_count
 
 Progress = Callable[[int, int], None]
-Checked = tuple[SegmentRecord, bytes, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,39 +90,6 @@ def verify(
         return verifier.run(expect)
 
 
-class _SourceDigest:
-    """The source digest (CID-1) from the segments of an exact track, in the order of its table.
-
-    For each layer run, tokens and within them heads ascend there, whatever the order of segments.
-    """
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._groups = manifest.groups
-        self._hashers = {
-            (number, first): [blake3() for _ in group.layers[first : first + cut.layers]]
-            for number, (group, cut) in enumerate(
-                zip(manifest.groups, manifest.segmentation.groups, strict=True)
-            )
-            for first in range(0, len(group.layers), cut.layers)
-        }
-        self._parts: dict[tuple[int, int], list[np.ndarray[Any, Any]]] = {}
-
-    def add(self, record: SegmentRecord, integers: np.ndarray[Any, Any]) -> None:
-        """The restored bytes of a segment, ``[layer, token, head, dim, byte]``."""
-        cell = record.cell
-        key = (cell.group, cell.layer_index)
-        parts = self._parts.setdefault(key, [])
-        parts.append(integers)
-        if cell.head_start + cell.head_count == self._groups[cell.group].heads:
-            for hasher, layer in zip(self._hashers[key], np.concatenate(parts, 2), strict=True):
-                hasher.update(raw_bytes(layer))
-            parts.clear()
-
-    def digest(self) -> bytes:
-        """Over the digests of all layers, group by group."""
-        return digest_all(item.digest() for run in self._hashers.values() for item in run)
-
-
 class _Verifier:
     def __init__(
         self,
@@ -138,9 +103,6 @@ class _Verifier:
         self.artifact = artifact
         self.with_profile = with_profile and artifact.manifest.profile is not None
         self.manifest = artifact.manifest
-        exact = [item for item in self.manifest.tracks if item.quality == EXACT]
-        self.exact_track = exact[0] if exact else None
-        self.source = _SourceDigest(self.manifest) if exact else None
         self.sandbox = SandboxedCodec(CODECS["hevc"]) if in_child else None
         self.workers = worker_count(workers, 32 * 2**20)
         self.progress = progress
@@ -247,11 +209,8 @@ class _Verifier:
             found: list[bytes] = []
             jobs = self._stored(track, reader)
             check = self._checker(track)
-            source = self.source if track == self.exact_track else None
-            for record, side, integers in in_order(check, jobs, self.workers):
+            for side in in_order(check, jobs, self.workers):
                 found.append(side)
-                if source is not None:
-                    source.add(record, integers)
                 self.done += 1
                 self.checked["segments"] += 1
                 if self.progress is not None:
@@ -271,17 +230,16 @@ class _Verifier:
             record = table[index]
             yield record, reader.take(record.offset, record.stored_bytes)
 
-    def _checker(self, track: Track) -> Callable[[tuple[SegmentRecord, bytes]], Checked]:
-        """Checks one segment; returns its record, the digest of its side block, its integers."""
+    def _checker(self, track: Track) -> Callable[[tuple[SegmentRecord, bytes]], bytes]:
+        """Checks one segment and returns the digest of its side block."""
 
-        def check(job: tuple[SegmentRecord, bytes]) -> Checked:
+        def check(job: tuple[SegmentRecord, bytes]) -> bytes:
             record, data = job
             context = self.artifact.context(track, record, restoring=False)
             codec: Codec | None = self.sandbox if context.codec == "hevc" else None
             segment = decode_segment(context, data, strict=True, codec=codec)
             check_strictly(segment)
-            side = digest(memoryview(data)[: record.side_bytes])
-            return record, side, segment.decoded.integers
+            return digest(memoryview(data)[: record.side_bytes])
 
         values = sum(
             int(np.prod(group.shape(self.manifest.tokens.count))) for group in self.manifest.groups
@@ -291,9 +249,10 @@ class _Verifier:
 
     def _check_source(self) -> None:
         """VER-2: the source digest, if the exact bytes are here."""
-        if self.source is None:
+        track = next((item for item in self.manifest.tracks if item.quality == EXACT), None)
+        if track is None:
             return
-        found = self.source.digest().hex()
+        found = digest_all(self._layer_digests(track)).hex()
         if found != self.manifest.source_digest:
             raise InvalidError(
                 "data.source",
@@ -302,6 +261,35 @@ class _Verifier:
                 expected=self.manifest.source_digest,
                 found=found,
             )
+
+    def _layer_digests(self, track: Track) -> Iterator[bytes]:
+        """BLAKE3 of each layer's tensor, group by group, one token block at a time (CID-1)."""
+        fields = self.artifact.grid.fields
+        order = np.lexsort(
+            tuple(fields[name] for name in ("head_start", "token_start", "layer_index", "group"))
+        )
+        table = self.artifact.segment_table(track)
+        for number, group in enumerate(self.manifest.groups):
+            mine = order[fields["group"][order] == number]
+            run = self.manifest.segmentation.groups[number].layers
+            for first in range(0, len(group.layers), run):
+                hashers = [blake3() for _ in group.layers[first : first + run]]
+                records = mine[fields["layer_index"][mine] == first]
+                for block in np.split(
+                    records, np.flatnonzero(np.diff(fields["token_start"][records])) + 1
+                ):
+                    parts = [self._exact_bytes(track, table[int(index)]) for index in block]
+                    if parts:
+                        for hasher, layer in zip(hashers, np.concatenate(parts, 2), strict=True):
+                            hasher.update(raw_bytes(layer))
+                yield from (hasher.digest() for hasher in hashers)
+
+    def _exact_bytes(self, track: Track, record: SegmentRecord) -> np.ndarray[Any, Any]:
+        """The restored bytes of an exact segment, ``[layer, token, head, dim, byte]``."""
+        data = self.artifact.segment_bytes(record)
+        return decode_segment(
+            self.artifact.context(track, record, restoring=False), data
+        ).decoded.integers
 
     def _not_checked(self, expect: Expectation | None) -> Iterator[str]:
         """What a person must not read into ``ok``."""
