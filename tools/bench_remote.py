@@ -266,7 +266,7 @@ def auto_loss(rows: list[Row]) -> dict[tuple[str, float, float], float]:
 
 def show(rows: list[Row]) -> None:
     """The table, and what was reached of each target."""
-    console = Console()
+    console = Console(width=150)
     table = Table(title="Reading over shaped links")
     for column in ("cache", "link", "track", "MB", "GET", "total", "transfer", "decode",
                    "of bound", "first", "bound", "MiB"):  # fmt: skip
