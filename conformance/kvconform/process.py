@@ -174,12 +174,20 @@ class BatchProcess:
             memory = self._tree.peak_mib
             return Ended(code, line, _tail(self._errors, mark), seconds, memory, stopped)
         self._tree.sample()
-        stopped = "" if self._lines.empty() else "more than one line for one call"
+        stopped = "more than one line for one call" if self._said_more() else ""
         stopped = stopped or _excess(time.monotonic(), self._tree, ceiling)
         if stopped:
             self.kill()
         memory = self._tree.peak_mib
         return Ended(0, line, _tail(self._errors, mark), seconds, memory, stopped)
+
+    def _said_more(self) -> bool:
+        """Whether a further line is there; the mark of the end is none."""
+        if self._lines.empty():
+            return False
+        line = self._lines.get()
+        self._lines.put(line)
+        return line != b""
 
     def _answer(self, started: float, ceiling: Ceiling) -> tuple[bytes, str]:
         while True:
