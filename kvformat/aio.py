@@ -20,11 +20,11 @@ import contextvars
 import functools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from kvformat.artifact import Artifact, open_artifact
 from kvformat.cancelling import Cancellation
+from kvformat.closing import AsyncClosedOnExit
 from kvformat.copying import copy as copy_now
 from kvformat.errors import UsageError
 from kvformat.streaming import Block
@@ -82,22 +82,11 @@ def _read(
     return call
 
 
-class AsyncArtifact:
+class AsyncArtifact(AsyncClosedOnExit):
     """``kvformat.Artifact`` for asyncio. What needs no waiting is on ``artifact`` itself."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
-
-    async def __aenter__(self) -> AsyncArtifact:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return repr(self.artifact).replace("kvformat.Artifact", "kvformat.aio.AsyncArtifact")
@@ -114,24 +103,13 @@ class AsyncArtifact:
         await _run(self.artifact.close)
 
 
-class AsyncStream:
+class AsyncStream(AsyncClosedOnExit):
     """An asynchronous iterator over ``kvformat.Block``. Close it, or use it as a context."""
 
     def __init__(self, start: Callable[[], SyncStream]) -> None:
         self._start = start
         self._stream: SyncStream | None = None
         self._closed = False
-
-    async def __aenter__(self) -> AsyncStream:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __aiter__(self) -> AsyncStream:
         return self

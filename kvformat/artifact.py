@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Literal
 
 from kvformat.cache import Restored
 from kvformat.cancelling import Cancellation
 from kvformat.choosing import Auto
+from kvformat.closing import ClosedOnExit
 from kvformat.costs import Decision
 from kvformat.destinations import Buffers, adopt, allocate
 from kvformat.digests import digest
@@ -37,7 +37,7 @@ from kvformat.tracks import EXACT, TRANSFORMED, Track
 CODEC_PREFERENCE: Final = ("zstd", "stored", "hevc")
 
 
-class Artifact:
+class Artifact(ClosedOnExit):
     """An open artifact: its manifest is checked, everything else is checked when it is used.
 
     Safe to share between threads. Use it as a context manager, or call ``close``.
@@ -63,17 +63,6 @@ class Artifact:
             check_identity(front.manifest.identity, expect)
             if expect.token_ids is not None:
                 self._verified_length = verified_length(front.manifest, expect)
-
-    def __enter__(self) -> Artifact:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         names = ", ".join(self.tracks)

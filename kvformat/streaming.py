@@ -7,7 +7,6 @@ import contextlib
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvformat.cache import RestoredGroup
 from kvformat.choosing import Auto, decide
+from kvformat.closing import ClosedOnExit
 from kvformat.costs import Decision
 from kvformat.errors import InvalidError, KvformatError, StorageError, UsageError
 from kvformat.fetching import Wish
@@ -109,7 +109,7 @@ def blocks_of(wanted: Sequence[GroupSelection], wish: Wish, segment: Segment) ->
     return blocks
 
 
-class Stream:
+class Stream(ClosedOnExit):
     """An iterator over ``Block``. After an error, ``report`` says what was good before it."""
 
     def __init__(self, reading: Reading[list[Block]]) -> None:
@@ -120,17 +120,6 @@ class Stream:
         self._dropped.atexit = False
         wanted = reading.wanted  # nothing that runs may hold the stream, or it is never dropped
         self._outcomes = reading.start(lambda wish, segment: blocks_of(wanted, wish, segment))
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Stream:
         return self

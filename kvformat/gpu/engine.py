@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvformat.closing import ClosedOnExit
 from kvformat.codecs.bitstream import check_stream
 from kvformat.codecs.registry import CODECS
 from kvformat.errors import KvformatError, UnsupportedError, UsageError
@@ -99,7 +99,7 @@ def make_decoder(name: str, device: Any) -> FrameDecoder:
     return PynvDecoder(device)
 
 
-class Engine:
+class Engine(ClosedOnExit):
     """One device with one decoder. Keep it between reads: making decoders is slow.
 
     ``decoder`` is one of ``DECODERS``, an object with that interface, or None: then only tracks
@@ -131,17 +131,6 @@ class Engine:
         if restorer == "triton" and load_triton() is None:
             raise UsageError("usage.argument", "triton is not installed", found=restorer)
         self.tables = Tables(self.device)
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give back the decoders."""

@@ -6,9 +6,9 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
+from kvformat.closing import ClosedOnExit
 from kvformat.reading import Order
 from kvformat.store.loading import Account, Deadline, Loader, Opened
 from kvformat.store.results import ExtentRef, Hit, LoadReport
@@ -27,7 +27,7 @@ class PlacedBlock:
     position: int
 
 
-class BlockStream:
+class BlockStream(ClosedOnExit):
     """An iterator of ``PlacedBlock``; close it, or use it as a context manager.
 
     In ``layer-major`` order every extent gives its blocks of the lowest layers before any gives
@@ -80,17 +80,6 @@ class BlockStream:
         except StopIteration:
             self._finish()
             raise
-
-    def __enter__(self) -> BlockStream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self) -> Generator[PlacedBlock, None, None]:
         opened = self._open()

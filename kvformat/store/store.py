@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final
 
+from kvformat.closing import ClosedOnExit
 from kvformat.groups import Group
 from kvformat.identity import Identity
 from kvformat.storage import as_text
@@ -39,7 +39,7 @@ MOST_REMEMBERED: Final = 100_000
 VIDEO: Final = "hevc"
 
 
-class Store:
+class Store(ClosedOnExit):
     """A directory or object-store prefix, shared by any number of processes and machines.
 
     Make one per process with ``open_store``; it starts the encoder process at the first ``put``.
@@ -169,17 +169,6 @@ class Store:
         """Stop the encoder. What is queued is written in the given time, or dropped and counted."""
         self.closed = True
         self.queue.close(timeout_s)
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_store(url: str, options: StoreOptions | None = None) -> Store:
