@@ -181,7 +181,6 @@ class TrackSwitch:
         self._switcher = Switcher(same, link, rates, workers=workers)
         self._before = artifact.source.meter.traffic()
         self.reasons: tuple[str, ...] = decision.reasons
-        self.used: dict[str, None] = {}
 
     def next(self, number: int) -> Track:
         """The track of the next window, after what was observed so far."""
@@ -192,7 +191,6 @@ class TrackSwitch:
                 self._switcher.observe(came.free_bytes, came.free_s)
                 self._before = now
             name = self._switcher.next(number)
-            self.used[name] = None
         return self._artifact.track(name)
 
     def worked(self, wish: Wish, values: int, seconds: float) -> None:

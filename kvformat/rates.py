@@ -18,6 +18,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -273,6 +274,7 @@ def host_facts() -> dict[str, Any]:
     }
 
 
+@cache
 def _processor() -> str:
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
@@ -284,6 +286,7 @@ def _processor() -> str:
     return platform.processor()
 
 
+@cache
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)

@@ -107,7 +107,7 @@ class Reading(Generic[R]):
         self.track, self._windows = self._choose()
         # Sizes in the table are checked before anything is made.
         table = artifact.segment_table(self.track, self._beside.fetch)
-        records = [table[int(cell)] for cell in self._cells]
+        self._records = records = [table[int(cell)] for cell in self._cells]
         self._prepare_transforms(records)
         values = (record.cell.values(artifact.groups[record.cell.group]) for record in records)
         self.workers = worker_count(request.workers, 4 * max(values, default=1))
@@ -145,8 +145,7 @@ class Reading(Generic[R]):
         )
 
     def _one_window(self, track: Track) -> Iterator[Window]:
-        table = self._artifact.segment_table(track, self._beside.fetch)
-        yield [Wish(track, table[int(cell)]) for cell in self._cells]
+        yield [Wish(track, record) for record in self._records]
 
     def start(self, place: Place[R]) -> Pipeline[R]:
         """Fetch and restore; ``place`` puts a decoded segment where it belongs."""

@@ -6,7 +6,7 @@ import _thread
 import contextlib
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,13 +147,7 @@ class Stream(ClosedOnExit):
         """The blocks, the last one saying which layers are complete."""
         *before, last = outcome.value or []
         done = self._reading.ledger.completed(outcome.wish.record)
-        return [
-            *before,
-            Block(
-                last.group, last.array, last.layers, last.token_start, last.head_start,
-                last.track, done,
-            ),
-        ]  # fmt: skip
+        return [*before, replace(last, completed_layers=done)]
 
     @property
     def report(self) -> ReadReport:
