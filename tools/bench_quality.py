@@ -16,7 +16,6 @@ Speeds are in million values per second, one thread, one run each: they are roug
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import math
 import multiprocessing
@@ -42,7 +41,7 @@ from transformers import DynamicCache
 import kvformat
 from kvformat.errors import KvformatError
 from kvformat.integrations.calibration import calibrate
-from kvformat.integrations.transformers import identity_of
+from kvformat.integrations.transformers import cache_argument, identity_of
 from kvformat.planning import RELATIVE_STEPS
 from kvformat.profile_shelf import load_profile
 from kvformat.profiles import Profile, parse_profile
@@ -147,9 +146,8 @@ def chunks(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 def forward(model: Any, ids: Sequence[int], cache: Any) -> Any:
     """One pass that moves ``cache`` on."""
-    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     with torch.inference_mode():
-        return model(torch.tensor([list(ids)]), use_cache=True, **{name: cache})
+        return model(torch.tensor([list(ids)]), use_cache=True, **{cache_argument(model): cache})
 
 
 def capture(model: Any, ids: Sequence[int]) -> Float32:

@@ -93,35 +93,22 @@ def _calibrate(
     windows: int,
     samples: int,
 ) -> bytes:
-    """Load the model and calibrate; anything the libraries raise becomes a usage error."""
+    """Load the model, as ``evaluate`` does, and calibrate."""
     try:
-        import transformers
-
         from kvformat.integrations.calibration import STEPS, calibrate
+        from kvformat.integrations.model_loading import load_model
     except ImportError as error:
         raise UsageError(
             "usage.argument",
             f"calibration needs torch and transformers: {error}",
             next_step="pip install 'kvformat[transformers]'",
         ) from error
-    try:
-        transformers.utils.logging.disable_progress_bar()
-        options = {} if gguf is None else {"gguf_file": gguf}
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            model, dtype="float32", local_files_only=True, **options
-        ).eval()
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            model, local_files_only=True, **options
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise UsageError(
-            "usage.argument", f"the model cannot be loaded: {error}", where=model
-        ) from error
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    loaded = load_model(model, gguf=gguf)
+    ids = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
     return calibrate(
-        loaded,
+        loaded.model,
         ids,
-        model_id=model_id or model,
+        model_id=model_id or loaded.model_id,
         steps=steps or STEPS,
         windows=windows,
         samples=samples,

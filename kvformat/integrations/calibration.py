@@ -9,7 +9,6 @@ learnt; then one step fits all coefficients of all layers (rationale 22).
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from transformers import DynamicCache
 from kvformat.coefficients import WIDE, features
 from kvformat.errors import UsageError
 from kvformat.identity import Identity, Rope
-from kvformat.integrations.transformers import FULL, identity_of, text_config
+from kvformat.integrations.transformers import FULL, cache_argument, identity_of, text_config
 from kvformat.profiles import Transform, TransformRecord, build
 from kvformat.sets import SCALE_RANGE
 from kvformat.transforms import ROW_BUDGET, Rotation
@@ -168,9 +167,7 @@ def _window(
 
 
 def _forward(model: Any, ids: list[int], cache: Any) -> Any:
-    names = inspect.signature(model.forward).parameters
-    name = "cache" if "cache" in names else "past_key_values"
-    return model(torch.tensor([ids]), use_cache=True, **{name: cache})
+    return model(torch.tensor([ids]), use_cache=True, **{cache_argument(model): cache})
 
 
 def _rows(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from kvformat.errors import UsageError
-from kvformat.integrations.transformers import text_config
+from kvformat.integrations.transformers import cache_argument, text_config
 
 CHUNK: Final = 256
 """Tokens of a forward pass; bounds the memory that logits take."""
@@ -90,11 +89,9 @@ class Runner:
         return cache
 
     def _call(self, module: Any, ids: Sequence[int], cache: Any) -> Any:
-        names = inspect.signature(module.forward).parameters
-        name = "cache" if "cache" in names else "past_key_values"
         part = torch.tensor([list(ids)], device=self.model.device)
         with torch.inference_mode():
-            return module(input_ids=part, use_cache=True, **{name: cache})
+            return module(input_ids=part, use_cache=True, **{cache_argument(module): cache})
 
 
 def attention_modules(model: Any) -> dict[int, Any]:

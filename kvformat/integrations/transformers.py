@@ -15,6 +15,7 @@ and the token ids, and compared when it is loaded.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -98,6 +99,11 @@ def identity_of(
 def text_config(model: Any) -> Any:
     """The configuration of the decoder that owns the cache."""
     return model.config.get_text_config(decoder=True)
+
+
+def cache_argument(module: Any) -> str:
+    """What this version of transformers calls the cache in a call of ``module``."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
 def rope_of(model: Any) -> tuple[Rope, ...]:
