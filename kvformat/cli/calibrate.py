@@ -9,7 +9,7 @@ import click
 from kvformat.cli.options import UTF8
 from kvformat.cli.outputs import check_target, require_suffix, write_bytes
 from kvformat.cli.show import emit, facts, heading
-from kvformat.cli.text import write_json, write_step
+from kvformat.cli.text import write_error, write_json
 from kvformat.errors import UsageError
 from kvformat.profile_shelf import SUFFIX, load_profile
 from kvformat.profiles import Profile
@@ -112,7 +112,7 @@ def _calibrate(
         steps=steps or STEPS,
         windows=windows,
         samples=samples,
-        progress=write_step,
+        progress=write_error,
     )
 
 
