@@ -15,7 +15,6 @@ from kvformat.destinations import Buffers, adopt, allocate
 from kvformat.digests import digest
 from kvformat.errors import InvalidError, MismatchError, UsageError
 from kvformat.expectations import Expectation, check_identity, require_tokens, verified_length
-from kvformat.extents import plan_extents
 from kvformat.fields import float64_of
 from kvformat.front import Front, read_front, read_tables
 from kvformat.groups import Grid, Group, make_grid
@@ -27,7 +26,7 @@ from kvformat.report import ReadReport
 from kvformat.segments import SegmentContext
 from kvformat.selection import Range
 from kvformat.sets import QuantisationSet, parse_set
-from kvformat.storage import Beside, Data, Fetch, Piece, Source, Transport, open_source
+from kvformat.storage import Beside, Data, Fetch, Source, Transport, open_source
 from kvformat.streaming import Stream, decide_for, restore_all
 from kvformat.tables import NO_SET, SegmentRecord, SegmentTable, SetTable
 from kvformat.tables import parse_segment_table as parse_segments
@@ -345,6 +344,10 @@ class Artifact(ClosedOnExit):
             self.manifest.tokens.first_position,
         )
 
+    def has_set(self, quality: str, index: int) -> bool:
+        """Whether a set is at hand, checked."""
+        return (quality, index) in self._set_objects
+
     def quantisation_set(
         self, quality: str, index: int, data: bytes | None = None
     ) -> QuantisationSet:
@@ -398,38 +401,6 @@ class Artifact(ClosedOnExit):
     def segment_bytes(self, record: SegmentRecord) -> Data:
         """The stored bytes of one segment, not yet checked."""
         return self.data(record.offset, record.stored_bytes)
-
-    def load_sets(
-        self, quality: str, indices: Iterable[int], fetch: Fetch
-    ) -> dict[int, InvalidError]:
-        """Have these sets ready; ``fetch`` gets those outside the prefix, near ones at once.
-
-        Returns the damaged ones. A remote storage is asked for those once more.
-        """
-        table, prefix = self.set_table(quality), self._front.prefix
-        missing = [index for index in indices if (quality, index) not in self._set_objects]
-        start = self._front.data_start
-        places = {i: Piece(start + table[i].offset, table[i].size_bytes) for i in missing}
-        far = {piece.offset: index for index, piece in places.items() if piece.stop > len(prefix)}
-        damaged: dict[int, InvalidError] = {}
-
-        def keep(index: int, data: Data) -> None:
-            try:
-                self.quantisation_set(quality, index, bytes(data))
-            except InvalidError as error:
-                damaged[index] = error
-
-        for index in set(missing) - set(far.values()):
-            keep(index, prefix[places[index].offset : places[index].stop])
-        for extent in plan_extents([places[far[offset]] for offset in sorted(far)]):
-            for piece, data in zip(extent, fetch(extent), strict=True):
-                keep(far[piece.offset], data)
-        if self._source.remote:
-            for index in [i for i, error in damaged.items() if error.code == "set.digest"]:
-                self._source.meter.retry()
-                del damaged[index]
-                keep(index, *fetch([places[index]]))
-        return damaged
 
 
 def choose_track(manifest: Manifest, among: Sequence[Track] = ()) -> Track:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Final, Protocol
 
 from kvformat.extents import plan_extents
 from kvformat.storage import Data, Piece, Source, Transfer
@@ -26,6 +26,16 @@ class Wish:
 
 
 Window = Sequence[Wish]
+
+
+class FetchedBeside(Protocol):
+    """What segments need besides their own bytes."""
+
+    def begin(self, window: Window) -> None:
+        """A window's turn is near."""
+
+    def ready(self, wish: Wish) -> None:
+        """Wait for what ``wish`` needs; raises ``StorageError``."""
 
 
 class Run:
@@ -53,8 +63,8 @@ class Run:
 class Fetcher:
     """Iterates over ``(wish, stored bytes)``; each window is asked for only when its turn is near.
 
-    ``prepare`` is called with a window, once its first requests are out and before its first bytes
-    are handed over. ``close`` may be called from another thread.
+    ``beside`` is told of a window once its first requests are out, and of each segment before it
+    is handed over. ``close`` may be called from another thread.
     """
 
     def __init__(
@@ -63,13 +73,13 @@ class Fetcher:
         prefix: bytes,
         data_start: int,
         windows: Iterable[Window],
-        prepare: Callable[[Window], None],
+        beside: FetchedBeside,
     ) -> None:
         self._source = source
         self._prefix = memoryview(prefix)
         self._data_start = data_start
         self._windows = iter(windows)
-        self._prepare = prepare
+        self._beside = beside
         self._ahead: deque[Run] = deque()
         self._lock = threading.Lock()
         self._closed = False
@@ -84,10 +94,11 @@ class Fetcher:
             run = self._ahead[0]
             if run.window is not prepared:
                 prepared = run.window
-                self._prepare(run.window)
+                self._beside.begin(run.window)
             for wish, piece in zip(run.wishes, run.pieces, strict=True):
                 data = self._take(run, piece)
                 self._open_ahead(runs)
+                self._beside.ready(wish)
                 yield wish, data
             with self._lock:
                 self._ahead.popleft()

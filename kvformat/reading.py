@@ -18,8 +18,9 @@ from kvformat.pipeline import Clock, Outcome, Pipeline
 from kvformat.report import ReadReport
 from kvformat.segments import Segment, SegmentContext, check_integers, decode_segment
 from kvformat.selection import GroupSelection, Range, as_range, select, touched
+from kvformat.sets_ahead import SetsAhead
 from kvformat.storage import Beside, Data, Piece
-from kvformat.tables import NO_SET, SegmentRecord
+from kvformat.tables import SegmentRecord
 from kvformat.tracks import Track
 from kvformat.validity import Ledger
 from kvformat.workers import worker_count
@@ -116,7 +117,7 @@ class Reading(Generic[R]):
         self._segments = 0
         self._needed_bytes = 0
         self._used: dict[str, None] = {}
-        self._damaged: dict[tuple[str, int], InvalidError] = {}
+        self._sets = SetsAhead(artifact, self._beside)
 
     def _prepare_transforms(self, records: list[SegmentRecord]) -> None:
         """A profile that is missing or does not fit is told before any segment is asked for."""
@@ -155,7 +156,7 @@ class Reading(Generic[R]):
             artifact.front.prefix,
             artifact.front.data_start,
             self._windows,
-            self._load_sets,
+            self._sets,
         )
 
         def work(wish: Wish, data: Data) -> R:
@@ -238,7 +239,7 @@ class Reading(Generic[R]):
 
         ``work`` checks the digest before it does anything else.
         """
-        damaged = self._damaged.get((wish.track.quality, wish.record.set_index))
+        damaged = self._sets.damaged.get((wish.track.quality, wish.record.set_index))
         if damaged is not None:
             raise damaged
         context = self._artifact.context(wish.track, wish.record)
@@ -252,14 +253,3 @@ class Reading(Generic[R]):
             offset = self._artifact.front.data_start + wish.record.offset
             (again,) = self._beside.fetch([Piece(offset, wish.record.stored_bytes)])
             return work(context, again)
-
-    def _load_sets(self, window: Window) -> None:
-        """Fetch the sets that these segments need, all with one request."""
-        for name in dict.fromkeys(wish.track.quality for wish in window):
-            needed = {
-                wish.record.set_index
-                for wish in window
-                if wish.track.quality == name and wish.record.set_index != NO_SET
-            }
-            damaged = self._artifact.load_sets(name, sorted(needed), self._beside.fetch)
-            self._damaged.update(((name, index), error) for index, error in damaged.items())

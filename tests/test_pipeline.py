@@ -94,8 +94,26 @@ def wishes(*numbers: int) -> list[Wish]:
     return [Wish(track, record) for record in records]
 
 
+class Needs:
+    """What the fetcher tells of windows and segments; raises ``error`` at segment ``fail_at``."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.begun: list[int] = []
+        self.asked: list[int] = []
+        self.fail_at = fail_at
+
+    def begin(self, window: Sequence[Wish]) -> None:
+        self.begun.append(len(window))
+
+    def ready(self, wish: Wish) -> None:
+        number = wish.record.offset // 8
+        if number == self.fail_at:
+            raise kvformat.InvalidError("set.digest", "damaged")
+        self.asked.append(number)
+
+
 def fetcher(source: Source, windows: Sequence[Sequence[Wish]], prefix: bytes = b"") -> Fetcher:
-    return Fetcher(source, prefix, 0, windows, lambda _: None)
+    return Fetcher(source, prefix, 0, windows, Needs())
 
 
 def number_of(wish: Wish, data: Data) -> int:
@@ -146,13 +164,12 @@ def test_any_order_of_segments_in_any_windows(
     source = Source(connections=connections, request_bytes=request_bytes)
     edges = [0, *sorted(min(cut, len(numbers)) for cut in cuts), len(numbers)]
     windows = [wishes(*numbers[a:b]) for a, b in pairwise(edges)]
-    prepared: list[int] = []
-    fetching = Fetcher(
-        source, FILE[:prefix], 0, windows, lambda window: prepared.append(len(window))
-    )
+    needs = Needs()
+    fetching = Fetcher(source, FILE[:prefix], 0, windows, needs)
     outcomes = list(running_pipeline(fetching, workers=workers))
     assert [outcome.value for outcome in outcomes] == numbers
-    assert prepared == [len(window) for window in windows if window]
+    assert needs.begun == [len(window) for window in windows if window]
+    assert needs.asked == numbers
     assert source.open == 0
     assert source.most_open <= connections
     for run in source.asked:
@@ -211,14 +228,13 @@ def test_an_error_of_the_fetcher_comes_behind_what_was_good() -> None:
     assert source.open == 0
 
 
-def test_an_error_of_the_preparation_is_raised() -> None:
-    def prepare(_: Any) -> None:
-        raise kvformat.InvalidError("set.digest", "damaged")
-
+def test_an_error_beside_the_segments_comes_behind_what_was_good() -> None:
     source = Source()
-    fetching = Fetcher(source, b"", 0, [wishes(1, 2)], prepare)
+    fetching = Fetcher(source, b"", 0, [wishes(1, 2, 3)], Needs(fail_at=2))
+    running = running_pipeline(fetching)
+    assert next(running).value == 1
     with pytest.raises(kvformat.InvalidError, match="damaged"):
-        list(running_pipeline(fetching))
+        next(running)
     assert source.open == 0
 
 

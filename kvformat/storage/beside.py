@@ -25,19 +25,28 @@ class Beside:
         """Whether ``close`` was called."""
         return self._closed
 
-    def fetch(self, pieces: Sequence[Piece]) -> list[Data]:
-        """Objects that lie near each other, with one request."""
+    def start(self, pieces: Sequence[Piece]) -> Transfer:
+        """Begin to fetch objects that lie near each other, with one request; ``end`` it."""
         with self._lock:
             if self._closed:
                 raise UsageError("usage.argument", "the read was closed or cancelled")
             transfer = self._source.transfer(pieces)
             self._running[id(transfer)] = transfer
+        return transfer
+
+    def end(self, transfer: Transfer) -> None:
+        """Give back what ``start`` returned."""
+        transfer.close()
+        with self._lock:
+            self._running.pop(id(transfer), None)
+
+    def fetch(self, pieces: Sequence[Piece]) -> list[Data]:
+        """Objects that lie near each other, with one request."""
+        transfer = self.start(pieces)
         try:
             return [transfer.take() for _ in pieces]
         finally:
-            transfer.close()
-            with self._lock:
-                del self._running[id(transfer)]
+            self.end(transfer)
 
     def close(self) -> None:
         """Stop what is being fetched; whoever waits for it gets ``usage.argument``."""
