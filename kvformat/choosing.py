@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kvformat.artifact import Artifact
 
 WINDOW_BYTES: Final = 8 * 2**20
+WINDOW_S: Final = 0.25
+"""A decision holds for so much of the link's time at least: each window is a request."""
 ENOUGH_BYTES: Final = 2**20
 SLOWEST: Final = 1e4
 
@@ -212,6 +214,7 @@ def windows(
     switch: TrackSwitch,
     cells: Sequence[int],
     stored: Mapping[str, int],
+    link: Link,
     fetch: Fetch,
 ) -> Iterator[Window]:
     """Windows of whole token blocks, each of the track that is best when its turn comes.
@@ -221,7 +224,8 @@ def windows(
     """
     fields = artifact.grid.fields
     least = min(stored.values(), default=0)
-    count = max(1, min(len(cells), least // WINDOW_BYTES))
+    held_bytes = WINDOW_S * link.bytes_per_s if math.isfinite(link.bytes_per_s) else 0
+    count = max(1, min(len(cells), int(least / max(WINDOW_BYTES, held_bytes))))
     size = math.ceil(len(cells) / count)
     start = number = 0
     while start < len(cells):

@@ -357,6 +357,7 @@ def test_auto_over_several_windows(
 ) -> None:
     """Tracks of one quality restore the same bits, so each window may come from another."""
     monkeypatch.setattr("kvformat.choosing.WINDOW_BYTES", 100_000)
+    monkeypatch.setattr("kvformat.choosing.WINDOW_S", 0.0)
     data = ordinary()
     with kvformat.open(put(web_server, data)) as artifact:
         for quality in ("near-lossless", "exact"):
@@ -366,4 +367,5 @@ def test_auto_over_several_windows(
             assert restored.report is not None
             assert restored.report.validity.complete
             assert restored.report.decision
+            assert restored.report.traffic.requests > 2  # a request for each window
             assert all(name.startswith(quality) for name in restored.report.tracks)
