@@ -214,6 +214,7 @@ def windows(
     switch: TrackSwitch,
     cells: Sequence[int],
     stored: Mapping[str, int],
+    *,
     link: Link,
     fetch: Fetch,
 ) -> Iterator[Window]:

@@ -142,7 +142,7 @@ class Reading(Generic[R]):
         stored = {item.track: item.stored_bytes for item in options}
         cells = [int(cell) for cell in self._cells]
         return artifact.track(decision.track), windows(
-            artifact, self._switch, cells, stored, link, self._beside.fetch
+            artifact, self._switch, cells, stored, link=link, fetch=self._beside.fetch
         )
 
     def _one_window(self, track: Track) -> Iterator[Window]:

@@ -9,25 +9,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
 
 from kvformat.artifact import Artifact, open_artifact
 from kvformat.codecs.base import Codec
 from kvformat.codecs.registry import CODECS
-from kvformat.digests import digest, digest_all
-from kvformat.encoder import raw_bytes
+from kvformat.digests import digest
 from kvformat.errors import InvalidError
 from kvformat.expectations import Expectation, require_agreement
 from kvformat.profile_shelf import ProfilePlaces
 from kvformat.sandbox import SandboxedCodec
 from kvformat.segments import check_strictly, decode_segment
 from kvformat.sequence import DataSequence
+from kvformat.source_digest import SourceDigest
 from kvformat.storage import Transport
 from kvformat.tables import SegmentRecord
 from kvformat.tracks import EXACT, Track
 from kvformat.workers import in_order, worker_count
 
 Progress = Callable[[int, int], None]
+Job = tuple[SegmentRecord, bytes]
+Checked = tuple[bytes, SegmentRecord, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,9 @@ class _Verifier:
         self.sandbox = SandboxedCodec(CODECS["hevc"]) if in_child else None
         self.workers = worker_count(workers, 32 * 2**20)
         self.progress = progress
+        exact = (track for track in self.manifest.tracks if track.quality == EXACT)
+        self.exact = next(exact, None)
+        self.source = None if self.exact is None else SourceDigest(artifact)
         self.total = sum(track.segments for track in self.manifest.tracks)
         self.done = 0
         self.checked = {"bytes": 0, "tables": 0, "sets": 0, "segments": 0, "integers": 0}
@@ -209,8 +213,10 @@ class _Verifier:
             found: list[bytes] = []
             jobs = self._stored(track, reader)
             check = self._checker(track)
-            for side in in_order(check, jobs, self.workers):
+            for side, record, integers in in_order(check, jobs, self.workers):
                 found.append(side)
+                if integers is not None and self.source is not None:
+                    self.source.add(record, integers)
                 self.done += 1
                 self.checked["segments"] += 1
                 if self.progress is not None:
@@ -224,22 +230,27 @@ class _Verifier:
                         where=f"track {track.name}, segment {index}",
                     )
 
-    def _stored(self, track: Track, reader: DataSequence) -> Iterator[tuple[SegmentRecord, bytes]]:
+    def _stored(self, track: Track, reader: DataSequence) -> Iterator[Job]:
         table = self.artifact.segment_table(track)
         for index in range(len(table)):
             record = table[index]
             yield record, reader.take(record.offset, record.stored_bytes)
 
-    def _checker(self, track: Track) -> Callable[[tuple[SegmentRecord, bytes]], bytes]:
-        """Checks one segment and returns the digest of its side block."""
+    def _checker(self, track: Track) -> Callable[[Job], Checked]:
+        """Checks one segment and returns the digest of its side block.
 
-        def check(job: tuple[SegmentRecord, bytes]) -> bytes:
+        The segment comes with it where the source digest takes it as it comes.
+        """
+        kept = track is self.exact and self.source is not None and self.source.in_file_order
+
+        def check(job: Job) -> Checked:
             record, data = job
             context = self.artifact.context(track, record, restoring=False)
             codec: Codec | None = self.sandbox if context.codec == "hevc" else None
             segment = decode_segment(context, data, strict=True, codec=codec)
             check_strictly(segment)
-            return digest(memoryview(data)[: record.side_bytes])
+            side = digest(memoryview(data)[: record.side_bytes])
+            return side, record, segment.decoded.integers if kept else None
 
         values = sum(
             int(np.prod(group.shape(self.manifest.tokens.count))) for group in self.manifest.groups
@@ -249,10 +260,13 @@ class _Verifier:
 
     def _check_source(self) -> None:
         """VER-2: the source digest, if the exact bytes are here."""
-        track = next((item for item in self.manifest.tracks if item.quality == EXACT), None)
-        if track is None:
+        if self.source is None or self.exact is None:
             return
-        found = digest_all(self._layer_digests(track)).hex()
+        track = self.exact
+        if not self.source.in_file_order:
+            table = self.artifact.segment_table(track)
+            self.source.add_all(lambda index: self._exact(track, table[index]))
+        found = self.source.hex()
         if found != self.manifest.source_digest:
             raise InvalidError(
                 "data.source",
@@ -262,34 +276,11 @@ class _Verifier:
                 found=found,
             )
 
-    def _layer_digests(self, track: Track) -> Iterator[bytes]:
-        """BLAKE3 of each layer's tensor, group by group, one token block at a time (CID-1)."""
-        fields = self.artifact.grid.fields
-        order = np.lexsort(
-            tuple(fields[name] for name in ("head_start", "token_start", "layer_index", "group"))
-        )
-        table = self.artifact.segment_table(track)
-        for number, group in enumerate(self.manifest.groups):
-            mine = order[fields["group"][order] == number]
-            run = self.manifest.segmentation.groups[number].layers
-            for first in range(0, len(group.layers), run):
-                hashers = [blake3() for _ in group.layers[first : first + run]]
-                records = mine[fields["layer_index"][mine] == first]
-                for block in np.split(
-                    records, np.flatnonzero(np.diff(fields["token_start"][records])) + 1
-                ):
-                    parts = [self._exact_bytes(track, table[int(index)]) for index in block]
-                    if parts:
-                        for hasher, layer in zip(hashers, np.concatenate(parts, 2), strict=True):
-                            hasher.update(raw_bytes(layer))
-                yield from (hasher.digest() for hasher in hashers)
-
-    def _exact_bytes(self, track: Track, record: SegmentRecord) -> np.ndarray[Any, Any]:
-        """The restored bytes of an exact segment, ``[layer, token, head, dim, byte]``."""
+    def _exact(self, track: Track, record: SegmentRecord) -> tuple[SegmentRecord, Any]:
+        """A segment of the exact track that was checked before, once more."""
+        context = self.artifact.context(track, record, restoring=False)
         data = self.artifact.segment_bytes(record)
-        return decode_segment(
-            self.artifact.context(track, record, restoring=False), data
-        ).decoded.integers
+        return record, decode_segment(context, data).decoded.integers
 
     def _not_checked(self, expect: Expectation | None) -> Iterator[str]:
         """What a person must not read into ``ok``."""
