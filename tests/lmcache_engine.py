@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,17 +18,20 @@ os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
 
 import torch
-from lmcache.v1.config import LMCacheEngineConfig
-from lmcache.v1.metadata import LMCacheMetadata
 
-try:
-    from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what LMCache imports; tests end at a warning
+    from lmcache.v1.config import LMCacheEngineConfig
+    from lmcache.v1.metadata import LMCacheMetadata
 
-    ENGINE = "lmcache.v1.cache_engine"
-except ModuleNotFoundError:  # from 0.5.7 on
-    from lmcache.inprocess.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
+    try:
+        from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
 
-    ENGINE = "lmcache.inprocess.v1.cache_engine"
+        ENGINE = "lmcache.v1.cache_engine"
+    except ModuleNotFoundError:  # from 0.5.7 on
+        from lmcache.inprocess.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
+
+        ENGINE = "lmcache.inprocess.v1.cache_engine"
 
 LAYERS, HEADS, WIDTH, CHUNK, COUNT = 4, 2, 16, 16, 56
 MODEL = "org/demo-model"
