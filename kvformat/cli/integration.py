@@ -20,6 +20,7 @@ HASH: Final = "blake3"
 LMCACHE_PORT: Final = 5555
 LMCACHE_L1_GB: Final = 20
 QUALITY_HELP: Final = "Of what is stored; by default near-lossless for vllm, exact with LMCache."
+PROFILE_HELP: Final = "Calibration profile to write and read with (kvformat calibrate)."
 LOADS_HELP: Final = "async: loads run beside other requests; layerwise: layer 0 starts early."
 
 
@@ -29,6 +30,7 @@ LOADS_HELP: Final = "async: loads run beside other requests; layerwise: layer 0 
               help="Directory or fsspec URL of the store.")  # fmt: skip
 @click.option("--model", default="MODEL", metavar="MODEL", help="Model to serve.")
 @click.option("--quality", type=click.Choice(QUALITIES), help=QUALITY_HELP)
+@click.option("--profile", metavar="FILE", help=PROFILE_HELP)
 @click.option("--load", type=click.Choice(["async", "layerwise"]), default="async",
               show_default=True, help=LOADS_HELP)  # fmt: skip
 @click.option("--heads", type=int, help="vllm-lmcache: KV heads of one rank.")
@@ -40,6 +42,7 @@ def command(
     model: str,
     *,
     quality: str | None,
+    profile: str | None,
     load: str,
     heads: int | None,
     head_dim: int | None,
@@ -51,11 +54,12 @@ def command(
     the second level.
     """
     if target == "vllm":
-        configuration = {"kv_transfer_config": vllm_transfer(url, quality or DEFAULT_QUALITY, load)}
+        transfer = vllm_transfer(url, quality or DEFAULT_QUALITY, load, profile)
+        configuration = {"kv_transfer_config": transfer}
         show: Callable[[dict[str, Any], str], str] = vllm_text
     else:
         configuration = {
-            "l2_adapter": lmcache_adapter(url, quality or EXACT, heads, head_dim),
+            "l2_adapter": lmcache_adapter(url, quality or EXACT, heads, head_dim, profile),
             "kv_transfer_config": lmcache_transfer(),
         }
         show = lmcache_text
@@ -65,11 +69,12 @@ def command(
         sys.stdout.write(show(configuration, model))
 
 
-def vllm_transfer(url: str, quality: str, load: str) -> dict[str, Any]:
+def vllm_transfer(url: str, quality: str, load: str, profile: str | None = None) -> dict[str, Any]:
     """vLLM's ``--kv-transfer-config`` for the connector."""
     from kvformat.integrations.vllm.options import MODULE, NAME, OWN_SETTINGS
 
     extra = {"url": url, "quality": quality, "load": load}
+    extra |= {} if profile is None else {"profile": profile}
     parse(extra, OWN_SETTINGS)
     return {
         "kv_connector": NAME,
@@ -81,7 +86,11 @@ def vllm_transfer(url: str, quality: str, load: str) -> dict[str, Any]:
 
 
 def lmcache_adapter(
-    url: str, quality: str, heads: int | None, head_dim: int | None
+    url: str,
+    quality: str,
+    heads: int | None,
+    head_dim: int | None,
+    profile: str | None = None,
 ) -> dict[str, Any]:
     """LMCache's ``--l2-adapter``."""
     from kvformat.integrations.lmcache.geometry import OWN_SETTINGS, Geometry
@@ -89,6 +98,7 @@ def lmcache_adapter(
     params: dict[str, Any] = {"url": url, "quality": quality, "hash_algorithm": HASH}
     if quality != EXACT:
         params["mixed"] = True
+    params |= {} if profile is None else {"profile": profile}
     params |= {} if heads is None else {"heads": heads}
     params |= {} if head_dim is None else {"head_dim": head_dim}
     Geometry.parse(parse(params, OWN_SETTINGS).own)
@@ -126,7 +136,8 @@ vllm serve {model} --kv-transfer-config '{_json(transfer)}'
 # caches in the model's own dtype. Other models and settings are refused at the start, by name.
 # More in kv_connector_extra_config: limit_bytes, codec, salt_env (variable with the tenant's
 # secret), model_id, revision, weights_digest, topologies (["tp2pp1"]: parts of others to load),
-# save (false: only load), load_deadline_s, storage_options. An unknown key is refused.
+# save (false: only load), load_deadline_s, storage_options, profile and profiles (calibration
+# profiles: one to write with, places of others to read with). An unknown key is refused.
 """
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kvformat.cli.options import profile_option
 from kvformat.cli.show import emit, facts, heading, progress, say, table
 from kvformat.cli.text import clean, write_error, write_json
 from kvformat.errors import (
@@ -186,10 +187,11 @@ def bulk_options(function: Any) -> Any:
 @command.command(name="verify")
 @click.argument("url", metavar="URL")
 @click.option("--delete-damaged", is_flag=True, help="Delete what is damaged.")
+@profile_option
 @bulk_options
-def verify(url: str, *, delete_damaged: bool, **given: Any) -> None:
+def verify(url: str, *, delete_damaged: bool, profiles: tuple[str, ...], **given: Any) -> None:
     """Check every byte of every object, and that each name is that of its content."""
-    _bulk(url, "verify", {"delete_damaged": delete_damaged}, **given)
+    _bulk(url, "verify", {"delete_damaged": delete_damaged}, profiles=profiles, **given)
 
 
 @command.command(name="convert")
@@ -215,10 +217,12 @@ def _bulk(
     journal: str | None,
     as_json: bool,
     storage_options: str | None,
+    profiles: tuple[str, ...] = (),
 ) -> None:
     from kvformat.store.bulk import plan, run
 
-    tasks = plan(_existing(url), _options(storage_options), action, **special)
+    options = _options(storage_options, profiles=profiles)
+    tasks = plan(_existing(url), options, action, **special)
     counts: Counter[str] = Counter()
     bad: list[Outcome] = []
     written = 0
@@ -281,7 +285,9 @@ def _existing(url: str) -> str:
     return url
 
 
-def _options(storage_options: str | None, *, grace_s: float = 3600.0) -> StoreOptions:
+def _options(
+    storage_options: str | None, *, grace_s: float = 3600.0, profiles: tuple[str, ...] = ()
+) -> StoreOptions:
     from kvformat.store.options import StoreOptions
 
     given: object = {}
@@ -295,4 +301,8 @@ def _options(storage_options: str | None, *, grace_s: float = 3600.0) -> StoreOp
                 "usage.argument", "--storage-options is not a JSON object",
                 found=ascii(storage_options)[:80],
             )  # fmt: skip
-    return StoreOptions(storage_options=given if isinstance(given, dict) else {}, grace_s=grace_s)
+    return StoreOptions(
+        storage_options=given if isinstance(given, dict) else {},
+        grace_s=grace_s,
+        profiles=profiles,
+    )

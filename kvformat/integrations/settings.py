@@ -82,6 +82,10 @@ def _option_type(name: str) -> type | tuple[type, ...]:
         return (int, float, type(None))
     if name == "storage_options":
         return dict
+    if name == "profile":
+        return (str, type(None))
+    if name == "profiles":
+        return list
     kind = type(OPTIONS[name])
     return (int, float) if kind is float else kind
 

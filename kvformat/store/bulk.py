@@ -81,7 +81,13 @@ def _verify(task: Task, name: ObjectName) -> Outcome:
     backend = open_backend(task.url, task.options)
     url = backend.locate(name)
     storage = task.options.storage_options or None
-    verify(url, in_child=name.variant == "hevc", workers=1, storage_options=storage)
+    verify(
+        url,
+        in_child=name.variant == "hevc",
+        workers=1,
+        storage_options=storage,
+        profiles=task.options.profiles or None,
+    )
     with open_artifact(url, storage_options=storage, transport=task.options.transport) as artifact:
         chain = artifact.manifest.tokens.chain
         first = artifact.manifest.tokens.first_position // BLOCK_TOKENS

@@ -15,6 +15,7 @@ from kvformat.errors import (
 )
 from kvformat.store.results import Miss, Refusal
 
+PROFILE: Final = ("profile.missing", "profile.content")
 TRUNCATED: Final = ("file.size", "io.short")
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 BLAMED: Final = frozenset((Miss.STORAGE, Miss.SLOW, Miss.DENIED))
@@ -39,6 +40,8 @@ def miss_of(error: BaseException) -> Miss:
     if not isinstance(error, KvformatError):
         return Miss.STORAGE if isinstance(error, OSError) else Miss.INTERNAL
     code = error.code
+    if code in PROFILE:
+        return Miss.PROFILE
     if code == "io.not-found":
         return Miss.EVICTED
     if code in TRUNCATED:
@@ -67,6 +70,8 @@ def refusal_of(error: BaseException) -> Refusal:
         if isinstance(cause, OSError) and cause.errno in FULL:
             return Refusal.FULL_DISK
         cause = cause.__cause__
+    if isinstance(error, KvformatError) and error.code in PROFILE:
+        return Refusal.PROFILE
     if isinstance(error, StorageError):
         return Refusal.PRESENT if error.code == "io.exists" else Refusal.STORAGE
     if isinstance(error, UsageError):

@@ -42,11 +42,13 @@ class BlockStream(ClosedOnExit):
         tokens: tuple[int, int],
         *,
         layers: Sequence[int] | None,
+        heads: tuple[int, int] | None,
         order: Order,
         after: Callable[[Account], None],
     ) -> None:
         self._loader, self._hit, self._span = loader, hit, tokens
-        self._layers, self._order, self._after = layers, order, after
+        self._layers, self._heads = layers, heads
+        self._order, self._after = order, after
         self._account = Account(tokens=tokens[0])
         self._good = tokens[1] if hit else tokens[0]
         self._deadline = Deadline(loader.options.load_deadline_s)
@@ -137,6 +139,7 @@ class BlockStream(ClosedOnExit):
             stream = item.artifact.stream(
                 tokens=(begin - first, end - first),
                 layers=run,
+                heads=self._heads,
                 track=item.track.name,
                 order=self._order,
             )

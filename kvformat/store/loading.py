@@ -19,6 +19,7 @@ from kvformat.cancelling import Cancellation
 from kvformat.choosing import Auto
 from kvformat.errors import KvformatError, UsageError
 from kvformat.identity import EXACT_LINEAGE, Lineage
+from kvformat.profile_shelf import ProfileShelf, Transforms
 from kvformat.report import ReadReport
 from kvformat.store.backend import Backend
 from kvformat.store.faults import MissError, miss_of
@@ -113,9 +114,15 @@ class Loader:
     """Opens and reads extents of one scope. Safe to share between threads."""
 
     def __init__(
-        self, backend: Backend, scope: Scope, options: StoreOptions, metrics: Metrics
+        self,
+        backend: Backend,
+        scope: Scope,
+        options: StoreOptions,
+        metrics: Metrics,
+        profiles: ProfileShelf,
     ) -> None:
         self.backend, self.scope, self.options, self.metrics = backend, scope, options, metrics
+        self.profiles = profiles
 
     def open_cell(self, cell: ExtentRef, hashes: Sequence[str]) -> OpenedCell:
         """The objects that lead to the end of a cell's stored part; never raises.
@@ -162,6 +169,7 @@ class Loader:
             transport=self.options.transport,
         )
         try:
+            artifact.transforms = Transforms(artifact.manifest, self.profiles)
             start = check(artifact)
             track, predicted_s = self._choose(artifact)
         except BaseException:

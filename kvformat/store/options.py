@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from kvformat.errors import UsageError
 from kvformat.planning import DEFAULT_QUALITY
-from kvformat.storage import Transport
+from kvformat.storage import Transport, as_text
 from kvformat.store.names import CELL_BLOCKS, checked_version, quality_name
 from kvformat.tokens import BLOCK_TOKENS
-from kvformat.tracks import CODEC_NAMES
+from kvformat.tracks import CODEC_NAMES, EXACT
 
 EXTENT_TOKENS: Final = tuple(BLOCK_TOKENS * blocks for blocks in CELL_BLOCKS)
 STORE_TRANSPORT: Final = Transport(connect_timeout_s=2.0, stall_timeout_s=5.0, retries=1)
@@ -26,6 +27,13 @@ class StoreOptions:
     it such KV is refused. ``extent_tokens`` is the longest extent: 256, 512, 1,024, 2,048 or 4,096.
     ``limit_bytes`` starts eviction, down to ``low_water`` of it. ``write_version`` pins the
     version that is written and looked up, for rolling upgrades.
+
+    ``profile``, the path or URL of a calibration profile (``kvformat calibrate``), makes what is
+    written in ``quality`` smaller. Readers need it too: they look for the profiles that objects
+    name in ``profile`` and in ``profiles``, files or directories of ``*.kvp``. A profile that is
+    not there is a miss, one that does not fit what is put is a refusal, both named ``profile``.
+    A profile is of all heads of a layer: an engine's rank that holds some of them cannot write
+    with it, but reads its heads of what was written so.
 
     ``queue_bytes`` bounds the tensors that wait for the encoder, in shared memory; ``when_full``
     refuses new ones or drops the oldest. ``encoder_workers`` are threads of the encoder process,
@@ -46,6 +54,8 @@ class StoreOptions:
     limit_bytes: int | None = None
     low_water: float = 0.9
     write_version: str = "0.9"
+    profile: str | os.PathLike[str] | None = None
+    profiles: tuple[str | os.PathLike[str], ...] = ()
     queue_bytes: int = 2 * 2**30
     when_full: Literal["refuse", "drop-oldest"] = "refuse"
     encoder_workers: int | None = None
@@ -64,6 +74,13 @@ class StoreOptions:
     def __post_init__(self) -> None:
         quality_name(self.quality, mixed=self.mixed)
         checked_version(self.write_version)
+        places = self.profiles
+        if isinstance(places, (str, os.PathLike)) or not isinstance(places, Iterable):
+            _require(False, "profiles", "a list of places", type(places).__name__)
+        object.__setattr__(self, "profiles", tuple(map(as_text, places)))
+        if self.profile is not None:
+            object.__setattr__(self, "profile", as_text(self.profile))
+            _require(self.quality != EXACT, "profile", "a lossy quality", self.quality)
         _require(self.codec in CODEC_NAMES, "codec", CODEC_NAMES, self.codec)
         _require(self.extent_tokens in EXTENT_TOKENS, "extent_tokens", EXTENT_TOKENS,
                  self.extent_tokens)  # fmt: skip

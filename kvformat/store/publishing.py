@@ -13,7 +13,8 @@ import numpy as np
 from kvformat.artifact import Artifact, open_artifact
 from kvformat.cache import Cache
 from kvformat.digests import digest
-from kvformat.errors import InvalidError, KvformatError, StorageError
+from kvformat.errors import InvalidError, KvformatError, StorageError, UsageError
+from kvformat.profiles import Profile
 from kvformat.storage import local_path
 from kvformat.store.backend import Backend
 from kvformat.store.convert import transcode
@@ -22,11 +23,13 @@ from kvformat.store.eviction import Collected, collect
 from kvformat.store.faults import refusal_of
 from kvformat.store.jobs import Answer, ConvertJob, EncodeJob, Target, Written
 from kvformat.store.local import LocalBackend
-from kvformat.store.names import ObjectName
+from kvformat.store.names import Namespace, ObjectName
 from kvformat.store.objects import ObjectBackend
 from kvformat.store.options import StoreOptions
+from kvformat.store.profiles import StoreProfiles
 from kvformat.store.results import Refusal
 from kvformat.tokens import BLOCK_TOKENS
+from kvformat.tracks import EXACT
 from kvformat.writer import WriteReport, write
 
 _log = logging.getLogger("kvformat.store")
@@ -52,6 +55,8 @@ class Publisher:
     def __init__(self, backend: Backend, options: StoreOptions) -> None:
         self._backend, self._options = backend, options
         self._since_look: int | None = None
+        self._profiles = StoreProfiles(options)
+        self._fitting: set[Namespace] = set()
 
     def encode(self, job: EncodeJob, cache: Cache) -> Answer:
         """All targets of a job, parents first; what is stored then counts as used."""
@@ -83,6 +88,7 @@ class Publisher:
             refusal = self._refusal(extent.name, parent, damaged=damaged)
             if refusal is not None:
                 return Written(refusal)
+            profile = self._profile(job, cache)
             part: Cache | None = cache
             if not keyed:
                 window = job.scope.window_tokens
@@ -91,7 +97,9 @@ class Publisher:
                 return Written(Refusal.WINDOW)
             report = self._backend.publish(
                 job.names(target),
-                lambda url, overwrite: self._write(job, part, target, url, overwrite=overwrite),
+                lambda url, overwrite: self._write(
+                    job, part, target, url, overwrite=overwrite, profile=profile
+                ),
                 replace=damaged,
                 after=parent,
             )
@@ -133,8 +141,32 @@ class Publisher:
             return False
         return False
 
+    def _profile(self, job: EncodeJob, cache: Cache) -> Profile | None:
+        """The calibration profile to write with; raises ``profile.missing`` or ``.content``."""
+        quality, namespace = job.track.partition("/")[0], job.scope.namespace
+        if self._options.profile is None or quality == EXACT:
+            return None
+        if namespace not in self._fitting:
+            groups = [item.group for item in cache.groups]
+            try:
+                self._profiles.require(quality, job.scope.identity, groups)
+            except UsageError as error:
+                raise InvalidError(
+                    "profile.content", error.message, where=error.where,
+                    expected=error.expected, found=error.found, next_step=error.next_step,
+                ) from error  # fmt: skip
+            self._fitting.add(namespace)
+        return self._profiles.own()
+
     def _write(
-        self, job: EncodeJob, part: Cache, target: Target, url: str, *, overwrite: bool
+        self,
+        job: EncodeJob,
+        part: Cache,
+        target: Target,
+        url: str,
+        *,
+        overwrite: bool,
+        profile: Profile | None,
     ) -> WriteReport:
         ids, scope = None, job.scope
         start, stop = target.extent.tokens
@@ -152,6 +184,7 @@ class Publisher:
             lineage=job.lineage,
             overwrite=overwrite,
             workers=self._options.encoder_workers,
+            profile=profile,
             storage_options=self._options.storage_options or None,
         )
 

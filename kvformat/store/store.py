@@ -28,6 +28,7 @@ from kvformat.store.names import (
     tenant_name,
 )
 from kvformat.store.options import StoreOptions
+from kvformat.store.profiles import StoreProfiles
 from kvformat.store.publishing import open_backend
 from kvformat.store.queueing import EncoderQueue
 from kvformat.store.results import Miss
@@ -48,6 +49,7 @@ class Store(ClosedOnExit):
     def __init__(self, backend: Backend, options: StoreOptions) -> None:
         self.backend = backend
         self.options = options
+        self.profiles = StoreProfiles(options)
         self.metrics = Metrics()
         self.breaker = Breaker(options.breaker_failures, options.breaker_s)
         self.queue = EncoderQueue(backend.url, options, self.metrics, self._next_conversion)
@@ -100,6 +102,14 @@ class Store(ClosedOnExit):
                 window_tokens,
             ),
         )
+
+    def require_profile(self, identity: Identity, groups: Sequence[Group]) -> None:
+        """For engines that want to know while they start: ``options.profile`` fits ``groups``.
+
+        Raises ``profile.missing``, ``profile.content`` or ``usage.argument``; without a profile it
+        does nothing. Later the same faults are refusals.
+        """
+        self.profiles.require(self.options.quality, identity, groups)
 
     def refuses(self) -> Miss | None:
         """Why nothing may go to the storage now."""

@@ -107,7 +107,7 @@ class View:
     def __init__(self, store: Store, scope: Scope) -> None:
         self._store = store
         self.scope = scope
-        self._loader = Loader(store.backend, scope, store.options, store.metrics)
+        self._loader = Loader(store.backend, scope, store.options, store.metrics, store.profiles)
         self._putter = Putter(store, scope)
 
     def lookup(self, token_ids: ArrayLike, *, content: tuple[ContentSpan, ...] = ()) -> HeldHit:
@@ -255,12 +255,14 @@ class View:
         *,
         tokens: tuple[int, int] | None = None,
         layers: Sequence[int] | None = None,
+        heads: tuple[int, int] | None = None,
         order: Order = "token-major",
     ) -> BlockStream:
         """Restored blocks while later ones download, for engines that start layer by layer.
 
-        With ``layer-major`` all extents give the lowest layers first. Iteration ends at the first
-        fault of an extent; ``report`` of the stream then says how many tokens are good.
+        ``layers`` and ``heads`` are global numbers. With ``layer-major`` all extents give the
+        lowest layers first. Iteration ends at the first fault of an extent; ``report`` of the
+        stream then says how many tokens are good.
         """
         hit = hit.hit if isinstance(hit, HeldHit) else hit
         begin, end = (0, hit.tokens) if tokens is None else tokens
@@ -271,6 +273,7 @@ class View:
             usable,
             (begin, end),
             layers=layers,
+            heads=heads,
             order=order,
             after=self._after,
         )

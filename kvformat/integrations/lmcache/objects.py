@@ -29,6 +29,7 @@ from kvformat.integrations.lmcache.geometry import (
 )
 from kvformat.integrations.settings import Settings, combined_salt, parse
 from kvformat.integrations.torch_arrays import DTYPES, as_bits
+from kvformat.profiles import Profile
 from kvformat.store import Receipt, View
 from kvformat.tracks import EXACT
 
@@ -70,6 +71,7 @@ class Objects:
     def __init__(self, settings: Settings, geometry: Geometry | None) -> None:
         self.settings, self.geometry = settings, geometry
         self.store = settings.open()
+        _check_profile(self.store.profiles.own())
         quality = settings.options.quality
         self._lineage = EXACT_LINEAGE if quality == EXACT else Lineage("lossy", 1, quality)
         self._lock = threading.Lock()
@@ -141,6 +143,17 @@ class Objects:
     def close(self) -> None:
         """Write what is queued, in ten seconds, and stop."""
         self.store.close()
+
+
+def _check_profile(profile: Profile | None) -> None:
+    """Objects of LMCache say nothing of positions: rotated keys cannot be turned back."""
+    if profile is not None and any(item.pairs for item in profile.records):
+        raise UsageError(
+            "usage.argument",
+            "this profile is for rotated keys, and LMCache does not say at which positions",
+            where="profile",
+            next_step="Leave it out, or use vLLM's own connector (kvformat integration vllm)",
+        )
 
 
 def _tensors(form: Form, item: Any) -> list[NDArray[Any]]:

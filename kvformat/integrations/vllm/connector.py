@@ -61,7 +61,12 @@ class KvformatConnector(KVConnectorBase_V1):
                              expected=" or ".join(LOADS), found=ascii(self._load)[:40])  # fmt: skip
         self._block_tokens = self._checked_block_tokens(kv_cache_config)
         self._spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        self._identity = identity_of(vllm_config, self._settings.own)
+        options = self._settings.options
+        self._identity = identity_of(
+            vllm_config,
+            self._settings.own,
+            rotated=options.profile is not None or bool(options.profiles),
+        )
         parallel = vllm_config.parallel_config
         self._topology = Topology(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
         self._model = self._whole_model()
@@ -174,10 +179,13 @@ class KvformatConnector(KVConnectorBase_V1):
         caches = {number: kv_caches[name] for number, name in sorted(layers.items())}
         shape = Shape(cache_dtype(self._vllm_config), tuple(widths.items()))
         views = Views(self._store, self._identity, self._settings.salt, shape)
+        writes = self._model.writes(self._topology, tp_rank)
+        if writes and self._settings.own.get("save", True):
+            self._store.require_profile(self._identity, shape.groups(part))
         self._worker = Worker(
             views,
             Paged(part, caches, layout, self._block_tokens),
-            writes=self._model.writes(self._topology, tp_rank),
+            writes=writes,
             patience_s=self._store.options.load_deadline_s,
         )
         _log.info("layers %s, heads %s, layout %s", part.layers, part.heads, layout.describe())

@@ -15,7 +15,7 @@ from typing import Any, Final
 from blake3 import blake3
 
 from kvformat.errors import UsageError
-from kvformat.identity import Identity, Model, Reference
+from kvformat.identity import Identity, Model, Reference, Rope
 from kvformat.integrations.weights import folder_digest
 
 CACHE_DTYPES: Final = ("float32", "float16", "bfloat16")
@@ -31,12 +31,13 @@ class Tenant:
     adapter: Reference | None = None
 
 
-def identity_of(config: Any, own: Mapping[str, Any]) -> Identity:
+def identity_of(config: Any, own: Mapping[str, Any], *, rotated: bool = False) -> Identity:
     """The identity of a ``VllmConfig``; ``own`` are the operator's settings.
 
     ``model_id``, ``revision`` and ``weights_digest`` of the settings replace what is found. The
     revision ends in a digest of the effective model configuration: overrides such as another
-    rotary scaling make other KV.
+    rotary scaling make other KV. With ``rotated`` it also states the rotary embedding, which a
+    calibration profile needs (TRF-5).
     """
     model = config.model_config
     _require_plain(config)
@@ -56,7 +57,34 @@ def identity_of(config: Any, own: Mapping[str, Any]) -> Identity:
         Model(name, label, digest),
         layers_total=int(model.hf_text_config.num_hidden_layers),
         cache_dtype=cache_dtype(config),
+        rope=_rope_of(model.hf_text_config) if rotated else (),
     )
+
+
+def _rope_of(text_config: Any) -> tuple[Rope, ...]:
+    """As transformers has it, found without weights; raises ``input.identity``.
+
+    vLLM's own modules exist in workers only, and the scheduler must come to the same identity.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from kvformat.integrations.transformers import rope_of
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(text_config)
+        for name, module in list(model.named_modules()):
+            if name.rpartition(".")[2] == "rotary_emb":  # its frequencies are no weights
+                with torch.device("cpu"):
+                    model.set_submodule(name, type(module)(config=module.config))
+    except Exception as error:
+        raise UsageError(
+            "input.identity",
+            "the rotary embedding of this model is not known, so no profile can be used",
+            found=f"{type(error).__name__}: {error}"[:200],
+        ) from error
+    return rope_of(model)
 
 
 def for_tenant(identity: Identity, tenant: Tenant) -> Identity:

@@ -134,6 +134,7 @@ class Loads:
                 held,
                 tokens=(order.begin, end),
                 layers=range(*common.layers),
+                heads=common.heads,
                 order="layer-major" if order.layerwise else "token-major",
             )
             with stream:
