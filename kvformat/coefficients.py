@@ -86,6 +86,7 @@ class TokenWeights:
     coefficient: Float64
     power: float
     limit: float
+    window: int = 0
 
     def levels(self, features: Float64) -> NDArray[np.uint8]:
         """Indices into ``LEVELS`` uint8 ``[T]``: a weight four times as high halves the step."""
@@ -97,13 +98,19 @@ class TokenWeights:
         return levels
 
 
-def features(key: Float32, value: Float32) -> Float64:
-    """``[T, F]`` of un-rotated keys and values ``[T, H, D]``: recency, energies, the values."""
+def features(key: Float32, value: Float32, window: int = 0) -> Float64:
+    """``[T, F]`` of un-rotated keys and values ``[T, H, D]``: recency, energies, the values.
+
+    A layer with a sliding window of ``window`` tokens has one more: how many of the tokens to come
+    will see this one.
+    """
     tokens = len(key)
-    distance = np.log(np.arange(tokens, 0, -1.0))[:, None]
+    steps_back = np.arange(tokens, 0, -1.0)[:, None]
+    distance = np.log(steps_back)
+    seen = [np.log(np.maximum(window - steps_back, 1.0))] if window else []
     energies = [np.log((x.astype(np.float64) ** 2).sum(-1) + TINY) for x in (key, value)]
     flat = [x.reshape(tokens, -1).astype(np.float64) for x in (key, value)]
-    return np.concatenate([distance, distance**2, *energies, *flat], axis=1)
+    return np.concatenate([distance, distance**2, *seen, *energies, *flat], axis=1)
 
 
 class ProfileWriter:
@@ -151,12 +158,13 @@ class ProfileWriter:
         name = f"{role}.{layer}.weights"
         if f"{name}.centre" not in self._tensors:
             return None
-        power, limit = (float(item) for item in self._tensors[f"{name}.options"])
+        power, limit, *window = (float(item) for item in self._tensors[f"{name}.options"])
         return TokenWeights(
             self._tensors[f"{name}.centre"].astype(np.float64),
             self._tensors[f"{name}.coefficient"].astype(np.float64),
             power,
             limit,
+            int(window[0]) if window else 0,
         )
 
 
@@ -297,7 +305,7 @@ def _token_levels(
             if rotation is not None:
                 rotation.turn(x, positions, back=True)
             parts.append(x)
-        return weights.levels(features(parts[0], parts[1]))
+        return weights.levels(features(parts[0], parts[1], weights.window))
 
     order = sorted(rotations)
     return dict(zip(order, in_order(one, order, worker_count(workers, 2**25)), strict=True))

@@ -17,6 +17,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kvformat import __version__
 from kvformat.cache import Cache, GroupTensors, Restored, check_cache, native
 from kvformat.coefficients import make_coefficients
 from kvformat.digests import digest
@@ -68,7 +69,7 @@ from kvformat.tables import (
 from kvformat.tokens import ContentSpan
 from kvformat.tracks import EXACT, Quality, Track
 
-GENERATOR: Final = "kvformat-python 0.9.0"
+GENERATOR: Final = f"kvformat-python {__version__}"
 
 Progress = Callable[[int, int], None]
 

@@ -95,7 +95,7 @@ def _calibrate(
 ) -> bytes:
     """Load the model, as ``evaluate`` does, and calibrate."""
     try:
-        from kvformat.integrations.calibration import STEPS, calibrate
+        from kvformat.integrations.calibration import STEPS, beginning_of, calibrate
         from kvformat.integrations.model_loading import load_model
     except ImportError as error:
         raise UsageError(
@@ -108,6 +108,7 @@ def _calibrate(
     return calibrate(
         loaded.model,
         ids,
+        beginning=beginning_of(loaded.tokenizer),
         model_id=model_id or loaded.model_id,
         steps=steps or STEPS,
         windows=windows,

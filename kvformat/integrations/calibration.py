@@ -4,7 +4,8 @@ The divergence that an error e of a cached row causes is half of e' F e, with F 
 over gradients g of the log likelihood of tokens that are sampled from the model itself. F splits
 well into a weight per token, which a regression on the token's key and value predicts, and a
 metric per layer and role. In that metric a Karhunen-Loeve transform of the un-rotated rows is
-learnt; then one step fits all coefficients of all layers (rationale 22).
+learnt; then one step fits all coefficients of all layers (rationale 24). Layers with a sliding
+window are calibrated on what the window holds when the text to cache ends.
 """
 
 from __future__ import annotations
@@ -24,15 +25,23 @@ from transformers import DynamicCache
 from kvformat.coefficients import WIDE, features
 from kvformat.errors import UsageError
 from kvformat.identity import Identity, Rope
-from kvformat.integrations.transformers import FULL, cache_argument, identity_of, text_config
+from kvformat.integrations.transformers import (
+    FULL,
+    SLIDING,
+    cache_argument,
+    fill_layer,
+    identity_of,
+    text_config,
+)
 from kvformat.profiles import Transform, TransformRecord, build
+from kvformat.quantiser import SINK_TOKENS
 from kvformat.sets import SCALE_RANGE
 from kvformat.transforms import ROW_BUDGET, Rotation
+from kvformat.writer import GENERATOR
 
-GENERATOR: Final = "kvformat-python 0.9.0"
+ROLES: Final = ("key", "value")
 CACHE_TOKENS: Final = 1024
 TEXT_TOKENS: Final = 1000
-SINKS: Final = 4
 POWER: Final = 0.7
 LIMIT: Final = 4.0
 ACROSS: Final = 0.8
@@ -53,18 +62,25 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """One stretch of text: keys and values un-rotated, ``[2, L, T, H, D]``, and ``samples``
-    gradients ``[samples, 2, L, T, H, D]`` in the same basis."""
+class Held:
+    """What one layer's cache holds of a stretch of text, without the first tokens of the sequence.
 
-    rows: NDArray[np.float32]
-    gradients: NDArray[np.float32]
+    Keys and values, un-rotated, are ``[T, H, D]``, their gradients in the same basis
+    ``[samples, T, H, D]``; ``features`` ``[T, F]`` are those of the tokens. ``window`` is 0 for
+    full attention.
+    """
+
+    rows: tuple[NDArray[np.float32], ...]
+    gradients: tuple[NDArray[np.float32], ...]
+    features: Float64
+    window: int
 
 
 def calibrate(
     model: Any,
     token_ids: Sequence[int],
     *,
+    beginning: Sequence[int] = (),
     identity: Identity | None = None,
     model_id: str | None = None,
     steps: Mapping[str, float] = STEPS,
@@ -78,13 +94,14 @@ def calibrate(
     """The bytes of a profile for the keys and values of ``model``.
 
     ``token_ids`` are those of the calibration text, at least one window of ``cache_tokens`` +
-    ``text_tokens``. ``steps`` names the qualities and their steps. Every layer must be of full
-    attention. Raises ``usage.argument``.
+    ``text_tokens``; each window starts with ``beginning`` (``beginning_of``). ``steps`` names the
+    qualities and their steps. Layers may be of full attention or have sliding windows. Raises
+    ``usage.argument``.
     """
     known = identity or identity_of(model, model_id=model_id)
     tell = progress or (lambda line: print(line, file=sys.stderr))
     rotations = _rotations(known, int(text_config(model).num_hidden_layers))
-    length = cache_tokens + text_tokens
+    length = cache_tokens + text_tokens - len(beginning)
     count = min(windows, len(token_ids) // length)
     if count < 1:
         raise UsageError(
@@ -93,22 +110,29 @@ def calibrate(
             expected=f"at least {length} tokens",
             found=len(token_ids),
         )
-    found = []
+    found: list[dict[int, Held]] = []
     generator = torch.Generator().manual_seed(seed)
     for number in range(count):
-        ids = list(token_ids[number * length : (number + 1) * length])
+        ids = [*beginning, *token_ids[number * length : (number + 1) * length]]
         started = time.monotonic()
-        window = _window(
-            model,
-            ids,
-            cache_tokens=cache_tokens,
-            samples=samples,
-            rotations=rotations,
-            generator=generator,
+        found.append(
+            _measure(
+                model,
+                ids,
+                cache_tokens=cache_tokens,
+                samples=samples,
+                rotations=rotations,
+                generator=generator,
+            )
         )
-        found.append(window)
         tell(f"window {number + 1} of {count}: {time.monotonic() - started:.0f} s")
     return _fit(found, known, rotations, steps, tell)
+
+
+def beginning_of(tokenizer: Any) -> list[int]:
+    """The token that a tokenizer puts before every sequence, if it does so by default."""
+    first = tokenizer.bos_token_id
+    return [int(first)] if first is not None and tokenizer("a")["input_ids"][0] == first else []
 
 
 def _rotations(identity: Identity, layers: int) -> list[Rotation | None]:
@@ -127,7 +151,7 @@ def _rotation(rope: Rope) -> Rotation:
     return Rotation(rope.pairing, np.cos(angles), np.sin(angles))
 
 
-def _window(
+def _measure(
     model: Any,
     ids: list[int],
     *,
@@ -135,92 +159,150 @@ def _window(
     samples: int,
     rotations: list[Rotation | None],
     generator: torch.Generator,
-) -> Window:
+) -> dict[int, Held]:
     """Prefill, then gradients of sampled continuations with respect to every cached row."""
     cache = DynamicCache(config=text_config(model))
     with torch.inference_mode():
         _forward(model, ids[:cache_tokens], cache)
-    kinds = {type(layer).__name__ for layer in cache.layers}
-    if kinds != {FULL}:
-        raise UsageError(
-            "usage.argument", "calibration knows layers of full attention only", found=sorted(kinds)
+    windows = _windows(cache)
+    leaves = {
+        number: tuple(
+            part.clone().requires_grad_()
+            for part in (cache.layers[number].keys, cache.layers[number].values)
         )
-    leaves = [
-        part.clone().requires_grad_()
-        for layer in cache.layers
-        for part in (layer.keys, layer.values)
-    ]
+        for number in windows
+    }
     fresh = DynamicCache(config=text_config(model))
-    for number in range(len(cache.layers)):
-        fresh.update(leaves[2 * number], leaves[2 * number + 1], number)
+    for number, pair in leaves.items():
+        parts = dict(zip(ROLES, pair, strict=True))
+        fill_layer(fresh.layers[number], number, parts, cache_tokens, pair[0].device)
+    following = ids[cache_tokens:]
+    drawn = _draw(model, following, fresh, leaves, samples=samples, generator=generator)
+    return {
+        number: _held(pair, drawn[number], rotations[number], cache_tokens, windows[number])
+        for number, pair in leaves.items()
+    }
+
+
+def _windows(cache: Any) -> dict[int, int]:
+    """The sliding window of each layer that holds a cache, 0 for full attention."""
+    windows = {}
+    for number, layer in enumerate(cache.layers):
+        kind = type(layer).__name__
+        if kind not in (FULL, SLIDING):
+            raise UsageError(
+                "usage.argument",
+                "calibration does not know this kind of layer",
+                where=f"layer {number}",
+                expected=f"{FULL} or {SLIDING}",
+                found=kind,
+            )
+        if layer.is_initialized:
+            windows[number] = int(layer.sliding_window) if kind == SLIDING else 0
+    return windows
+
+
+def _draw(
+    model: Any,
+    ids: list[int],
+    cache: Any,
+    leaves: Mapping[int, tuple[torch.Tensor, ...]],
+    *,
+    samples: int,
+    generator: torch.Generator,
+) -> dict[int, list[list[torch.Tensor]]]:
+    """By layer and role the gradients of ``samples`` continuations that the model itself draws."""
+    flat = [leaf for pair in leaves.values() for leaf in pair]
+    drawn: dict[int, list[list[torch.Tensor]]] = {number: [[], []] for number in leaves}
     with torch.enable_grad():
-        logits = _forward(model, ids[cache_tokens:], fresh).logits[0]
-        likelihood = torch.log_softmax(logits.float(), -1)
-        drawn = []
+        likelihood = torch.log_softmax(_forward(model, ids, cache).logits[0].float(), -1)
         for sample in range(samples):
             tokens = torch.multinomial(likelihood.detach().exp(), 1, generator=generator)
             loss = likelihood.gather(1, tokens).sum()
-            drawn.append(torch.autograd.grad(loss, leaves, retain_graph=sample < samples - 1))
-    positions = np.arange(cache_tokens)
-    gradients = np.stack([_rows(parts, rotations, positions) for parts in drawn])
-    return Window(_rows([leaf.detach() for leaf in leaves], rotations, positions), gradients)
+            found = iter(torch.autograd.grad(loss, flat, retain_graph=sample < samples - 1))
+            for number in leaves:
+                for role in drawn[number]:
+                    role.append(next(found))
+    return drawn
 
 
 def _forward(model: Any, ids: list[int], cache: Any) -> Any:
     return model(torch.tensor([ids]), use_cache=True, **{cache_argument(model): cache})
 
 
-def _rows(
-    parts: Sequence[torch.Tensor], rotations: list[Rotation | None], positions: NDArray[np.int64]
+def _held(
+    leaves: tuple[torch.Tensor, ...],
+    drawn: list[list[torch.Tensor]],
+    rotation: Rotation | None,
+    cache_tokens: int,
+    window: int,
+) -> Held:
+    """One layer's rows, gradients and features, keys un-rotated."""
+    positions = np.arange(cache_tokens - leaves[0].shape[2], cache_tokens)
+    after_sinks = max(0, SINK_TOKENS - int(positions[0]))
+    rows: list[NDArray[np.float32]] = []
+    gradients: list[NDArray[np.float32]] = []
+    for leaf, samples, turn in zip(leaves, drawn, (rotation, None), strict=True):
+        rows.append(_unrotated(leaf, turn, positions))
+        gradients.append(np.stack([_unrotated(part, turn, positions) for part in samples]))
+    return Held(
+        tuple(item[after_sinks:] for item in rows),
+        tuple(item[:, after_sinks:] for item in gradients),
+        features(rows[0], rows[1], window)[after_sinks:],
+        window,
+    )
+
+
+def _unrotated(
+    part: torch.Tensor, rotation: Rotation | None, positions: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """``[2, L, T, H, D]`` of keys and values, or of their gradients, keys un-rotated."""
-    arrays = [part[0].transpose(0, 1).float().contiguous().numpy() for part in parts]
-    keys = [array.copy() for array in arrays[0::2]]
-    for array, rotation in zip(keys, rotations, strict=True):
-        if rotation is not None:
-            rotation.turn(array, positions, back=True)
-    return np.stack([np.stack(keys), np.stack(arrays[1::2])])
+    """``[T, H, D]`` of a tensor ``[1, H, T, D]``."""
+    array: NDArray[np.float32] = part.detach()[0].transpose(0, 1).float().contiguous().numpy()
+    if rotation is not None:
+        array = array.copy()
+        rotation.turn(array, positions, back=True)
+    return array
 
 
 def _fit(
-    found: Sequence[Window],
+    found: Sequence[dict[int, Held]],
     identity: Identity,
     rotations: list[Rotation | None],
     steps: Mapping[str, float],
     tell: Progress,
 ) -> bytes:
-    layers, _, heads, head_dim = found[0].rows.shape[1:]
     transforms: list[Transform] = []
     kept: dict[str, NDArray[Any]] = {}
-    for layer in range(layers):
-        inputs = [features(item.rows[0, layer], item.rows[1, layer])[SINKS:] for item in found]
-        for index, role in enumerate(("key", "value")):
-            rows = [item.rows[index, layer].reshape(-1, heads * head_dim)[SINKS:] for item in found]
-            shape = (-1, rows[0].shape[0] + SINKS, heads * head_dim)
+    for layer in found[0]:
+        held = [item[layer] for item in found]
+        inputs = [item.features for item in held]
+        for index, role in enumerate(ROLES):
+            heads, dim = held[0].rows[index].shape[1:]
+            rows = np.concatenate([item.rows[index].reshape(-1, heads * dim) for item in held])
             slopes = [
-                item.gradients[:, index, layer].reshape(shape)[:, SINKS:].astype(np.float64)
-                for item in found
+                item.gradients[index].reshape(*item.gradients[index].shape[:2], -1).astype(float)
+                for item in held
             ]
-            weights = _fit_weights(inputs, slopes)
+            centre, coefficient = _fit_weights(inputs, slopes)
             name = f"{role}.{layer}.weights"
-            kept[f"{name}.centre"], kept[f"{name}.coefficient"] = weights
-            kept[f"{name}.options"] = np.array([POWER, LIMIT])
+            kept[f"{name}.centre"], kept[f"{name}.coefficient"] = centre, coefficient
+            kept[f"{name}.options"] = np.array([POWER, LIMIT, held[0].window])
             logs = [
-                np.clip(POWER * ((item - weights[0]) @ weights[1]), -LIMIT, LIMIT)
-                for item in inputs
+                np.clip(POWER * ((item - centre) @ coefficient), -LIMIT, LIMIT) for item in inputs
             ]
-            learnt = _learn(np.concatenate(rows).astype(np.float64), np.concatenate(logs),
-                            _metric(slopes, logs, heads))  # fmt: skip
+            learnt = _learn(
+                rows.astype(np.float64), np.concatenate(logs), _metric(slopes, logs, heads)
+            )
             rotation = rotations[layer] if role == "key" else None
             forward = np.ascontiguousarray(learnt.forward.T.astype(np.float32))
             kept[f"{role}.{layer}.forward"] = forward
             for quality, step in steps.items():
-                record = _record((quality, role, layer), (heads, head_dim), rotation)
+                record = _record((quality, role, layer), (heads, dim), rotation)
                 transform, slots = learnt.at_step(record, step, rotation)
                 transforms.append(transform)
                 for part, array in slots.items():
                     kept[f"{quality}.{role}.{layer}.{part}"] = array
-        tell(f"layer {layer + 1} of {layers}")
+        tell(f"layer {layer + 1} of {len(rotations)}")
     writer = safetensors.numpy.save(kept)
     return build(identity.model, transforms, writer=writer, generator=GENERATOR)
 

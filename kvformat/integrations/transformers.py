@@ -320,8 +320,9 @@ def _load(
     parts = _by_layer(artifact.groups, tensors)
     if sorted(parts) != list(range(own)):
         raise _cannot_fill(own, f"layers {sorted(parts)}")
+    place = torch.device(device or model.device)
     for number, tensor in parts.items():
-        _fill(cache.layers[number], number, tensor, count, torch.device(device or model.device))
+        fill_layer(cache.layers[number], number, tensor, count, place)
     return Loaded(cache, count, report.tracks[0], report)
 
 
@@ -381,10 +382,13 @@ def _by_layer(
     return parts
 
 
-def _fill(
+def fill_layer(
     layer: Any, number: int, parts: Mapping[str, torch.Tensor], count: int, device: torch.device
 ) -> None:
-    """Give the tensors to a layer of a new cache, with its counter."""
+    """Give a layer of a new cache its keys and values ``[1, H, T, D]`` of ``count`` tokens.
+
+    A sliding window gets the last of them, and its counter. Raises ``identity.field``.
+    """
     kind = type(layer).__name__
     if kind not in (FULL, SLIDING) or set(parts) != {"key", "value"}:
         raise _cannot_fill(number, f"{kind} and {sorted(parts)}")
