@@ -17,6 +17,7 @@ from kvformat.fetching import Wish
 from kvformat.gpu.engine import Engine
 from kvformat.gpu.events import LayerEvents
 from kvformat.gpu.placements import Dense, Paged, Pages, Placement, adopt, allocate
+from kvformat.profile_shelf import ProfilePlaces
 from kvformat.reading import Place, Reading, Request
 from kvformat.report import ReadReport
 from kvformat.segments import Segment
@@ -141,12 +142,17 @@ class DeviceRestored(Mapping[str, Any]):
 
 
 @contextmanager
-def opened(source: Any) -> Iterator[Artifact]:
+def opened(source: Any, profiles: ProfilePlaces = ()) -> Iterator[Artifact]:
     """An artifact that is open already, or one opened for this read."""
     if isinstance(source, Artifact):
+        if not isinstance(profiles, tuple) or profiles:
+            raise UsageError(
+                "usage.argument", "an open artifact has its profiles already",
+                next_step="Give them to kvformat.open",
+            )  # fmt: skip
         yield source
         return
-    with kvformat.open(source) as artifact:
+    with kvformat.open(source, profiles=profiles) as artifact:
         yield artifact
 
 
@@ -178,6 +184,7 @@ def read(
     check: bool = False,
     allow_partial: bool = False,
     workers: int | None = None,
+    profiles: ProfilePlaces = (),
     cancellation: Cancellation | None = None,
     events: LayerEvents | None = None,
 ) -> DeviceRestored:
@@ -187,12 +194,12 @@ def read(
     error, never decoded elsewhere. ``out`` are tensors of the caller, ``[2, L, T, H, D]`` or by
     group name; otherwise new ones are made, of ``dtype`` or the groups' own. Values are restored
     exactly (9.4) and converted only then. ``check`` compares the integers too, on the device
-    where that decodes.
+    where that decodes. ``profiles``, with a URL, are those of ``kvformat.open``.
     Other arguments and errors are those of ``Artifact.read``; a missing GPU or library is
     ``codec.unavailable``. Returns when the device has finished.
     """
     request = Request(tokens, layers, heads, roles, track, "stored", check, allow_partial, workers)
-    with opened(source) as artifact, engine_for(engine, device, decoder) as ready:
+    with opened(source, profiles) as artifact, engine_for(engine, device, decoder) as ready:
         reading = DeviceReading(artifact, request, ready, cancellation)
         try:
             made, base = destination(reading.wanted, ready, dtype, out)
@@ -269,6 +276,7 @@ def read_paged(
     check: bool = False,
     allow_partial: bool = False,
     workers: int | None = None,
+    profiles: ProfilePlaces = (),
     cancellation: Cancellation | None = None,
     events: LayerEvents | None = None,
 ) -> ReadReport:
@@ -281,7 +289,7 @@ def read_paged(
     request = Request(
         tokens, layers, heads, roles, track, "layer-major", check, allow_partial, workers
     )
-    with opened(source) as artifact, engine_for(engine, device, decoder) as ready:
+    with opened(source, profiles) as artifact, engine_for(engine, device, decoder) as ready:
         return finish(
             paged(artifact, ready, pages, slots, request, cancellation=cancellation), events
         )
