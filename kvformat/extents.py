@@ -13,19 +13,25 @@ WASTE: Final = 0.04
 
 
 def plan_extents(
-    pieces: Sequence[Piece], *, request_bytes: int | None = None, gap_bytes: int = GAP_BYTES
+    pieces: Sequence[Piece],
+    *,
+    request_bytes: int | None = None,
+    gap_bytes: int = GAP_BYTES,
+    alignment: int = 1,
 ) -> list[list[Piece]]:
     """Runs of pieces, in the order given, that one request each fetches.
 
     Neighbours are joined over gaps of at most ``gap_bytes``, the smallest gaps first, while all
-    gaps together stay under ``WASTE`` of the bytes wanted (REQ-12). ``request_bytes`` cuts
-    longer runs.
+    gaps together stay under ``WASTE`` of the bytes wanted (REQ-12). Padding up to ``alignment``
+    is no waste. ``request_bytes`` cuts longer runs.
     """
     allowed = int(WASTE * sum(piece.size_bytes for piece in pieces))
     gaps = [after.offset - before.stop for before, after in pairwise(pieces)]
     joined = [False] * len(gaps)
     for index in sorted(range(len(gaps)), key=gaps.__getitem__):
-        if 0 <= gaps[index] <= min(allowed, gap_bytes):
+        if 0 <= gaps[index] < alignment:
+            joined[index] = True
+        elif 0 <= gaps[index] <= min(allowed, gap_bytes):
             allowed -= gaps[index]
             joined[index] = True
     runs: list[list[Piece]] = []

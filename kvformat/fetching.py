@@ -74,12 +74,15 @@ class Fetcher:
         data_start: int,
         windows: Iterable[Window],
         beside: FetchedBeside,
+        *,
+        alignment: int = 1,
     ) -> None:
         self._source = source
         self._prefix = memoryview(prefix)
         self._data_start = data_start
         self._windows = iter(windows)
         self._beside = beside
+        self._alignment = alignment
         self._ahead: deque[Run] = deque()
         self._lock = threading.Lock()
         self._closed = False
@@ -117,7 +120,11 @@ class Fetcher:
             for here, group in groupby(places, lambda item: item.stop <= len(self._prefix)):
                 pieces = list(group)
                 cut = self._source.transport.request_bytes
-                extents = [pieces] if here else plan_extents(pieces, request_bytes=cut)
+                extents = (
+                    [pieces]
+                    if here
+                    else plan_extents(pieces, request_bytes=cut, alignment=self._alignment)
+                )
                 for extent in extents:
                     yield window, window[start : start + len(extent)], extent, here
                     start += len(extent)

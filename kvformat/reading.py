@@ -157,6 +157,7 @@ class Reading(Generic[R]):
             artifact.front.data_start,
             self._windows,
             self._sets,
+            alignment=artifact.manifest.segmentation.alignment,
         )
 
         def work(wish: Wish, data: Data) -> R:

@@ -89,7 +89,8 @@ class SetsAhead:
         far = sorted((piece.offset, key) for key, piece in places.items() if piece.stop > end)
         batches = []
         at = 0
-        for extent in plan_extents([places[key] for _, key in far]):
+        alignment = self._artifact.manifest.segmentation.alignment
+        for extent in plan_extents([places[key] for _, key in far], alignment=alignment):
             batch = Batch([key for _, key in far[at : at + len(extent)]], extent)
             at += len(extent)
             batches.append(batch)

@@ -56,6 +56,15 @@ def test_every_piece_is_in_one_run_and_the_order_is_kept(pieces: list[Piece]) ->
 
 
 @covers("REQ-12")
+def test_padding_is_no_waste() -> None:
+    pieces = [Piece(4096 * number, 10) for number in range(20)]
+    assert len(plan_extents(pieces)) == 20
+    assert plan_extents(pieces, alignment=4096) == [pieces]
+    apart = [Piece(8192 * number, 10) for number in range(20)]
+    assert len(plan_extents(apart, alignment=4096)) == 20
+
+
+@covers("REQ-12")
 @given(wanted())
 def test_runs_ascend_and_waste_little(pieces: list[Piece]) -> None:
     runs = plan_extents(pieces)

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ import kvformat
 from kvformat import UsageError
 from kvformat.cli.program import cli
 from kvformat.extents import plan_extents
+from kvformat.header import align
 from kvformat.reading import ORDERS
 from kvformat.storage import Transport
 from tests.builder import Builder
@@ -34,7 +36,7 @@ from tests.remote import (
     wanted,
 )
 from tests.requirements import covers
-from tests.strategies import raw
+from tests.strategies import canonical_kv, raw, write_bytes
 from tests.web_server import WebServer, web_server  # noqa: F401 - the fixture is used by name
 
 FRONT = f"bytes=0-{PREFETCH_BYTES - 1}"
@@ -241,6 +243,23 @@ def test_all_calls_give_what_local_reading_gives(
             assert assemble(artifact, data, track=track, order=order) == arrays(expected)
 
 
+@covers("REQ-12")
+def test_padding_between_small_segments_costs_no_request(
+    web_server: WebServer,  # noqa: F811
+) -> None:
+    data = write_bytes(
+        canonical_kv(6, 1_500, 2, 32), tracks=["exact/stored"], segment_tokens=16, alignment=4096
+    )
+    options = {"tokens": (900, 1_400)}
+    with kvformat.open(put(web_server, data)) as artifact:
+        pieces = wanted(artifact, **options)
+        padding = sum(b.offset - a.stop for a, b in pairwise(pieces))
+        assert padding > 0.05 * sum(piece.size_bytes for piece in pieces)
+        restored = artifact.read(**options)
+    assert arrays(restored) == local(data, **options)
+    assert spans(web_server)[1:] == [(pieces[0].offset, pieces[-1].stop - pieces[0].offset)]
+
+
 def test_alignment_is_crossed(web_server: WebServer) -> None:  # noqa: F811
     data = ordinary("token-major", 4096)
     with kvformat.open(put(web_server, data)) as artifact:
@@ -250,7 +269,7 @@ def test_alignment_is_crossed(web_server: WebServer) -> None:  # noqa: F811
             before = len(spans(web_server))
             assert arrays(artifact.read(**options)) == local(data, **options)
             asked = sum(size for _, size in spans(web_server)[before:])
-            assert asked <= 1.05 * sum(piece.size_bytes for piece in pieces)
+            assert asked <= 1.05 * sum(align(piece.size_bytes, 4096) for piece in pieces)
     kvformat.verify(put(web_server, data), in_child=False)
 
 

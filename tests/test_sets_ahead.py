@@ -29,6 +29,7 @@ class Artifact:
         meter = SimpleNamespace(traffic=lambda: traffic, retry=self.count)
         self.source = SimpleNamespace(name="http://nowhere/x", remote=remote, meter=meter)
         self.front = SimpleNamespace(prefix=bytes(100 + SET_BYTES * near), data_start=100)
+        self.manifest = SimpleNamespace(segmentation=SimpleNamespace(alignment=1))
         self.kept: list[int] = []
         self.bad: dict[int, int] = {}
 
