@@ -86,7 +86,10 @@ def _host(source: Source) -> str:
 
 
 def accepted(artifact: Artifact, quality: str | Sequence[str] | None) -> tuple[Track, ...]:
-    """The tracks of the accepted qualities; raises ``track.none`` or ``usage.selection``."""
+    """The tracks of the accepted qualities; raises ``track.none`` or ``usage.selection``.
+
+    Those that need a calibration profile which is not at hand are left out, if others are there.
+    """
     tracks = artifact.manifest.tracks
     if quality is None:
         best = artifact.track().quality
@@ -101,7 +104,8 @@ def accepted(artifact: Artifact, quality: str | Sequence[str] | None) -> tuple[T
             found=", ".join(artifact.tracks),
             next_step="Accept another quality, or compute the cache anew",
         )
-    return found
+    restorable = tuple(track for track in found if artifact.transforms.at_hand(track))
+    return restorable or found  # reading then says which profile is missing
 
 
 def candidates(

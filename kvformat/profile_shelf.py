@@ -98,6 +98,17 @@ class Transforms:
         """Whether a track transforms the group of that index."""
         return self._manifest.quality(track.quality).encodings[group] == TRANSFORMED
 
+    def at_hand(self, track: Track) -> bool:
+        """Whether a track can be restored with the profiles given."""
+        if not any(self.needed(track, group) for group in range(len(self._manifest.groups))):
+            return True
+        try:
+            with self._lock:
+                self._load()
+        except UnsupportedError:
+            return False
+        return True
+
     def of(self, track: Track, record: SegmentRecord) -> tuple[LayerTransform, ...] | None:
         """Those of a segment's layers, None where its group is not transformed."""
         cell = record.cell
@@ -122,13 +133,16 @@ class Transforms:
     def _of_layer(self, quality: str, group: Group, layer: int) -> LayerTransform:
         key = (quality, group.name, layer)
         if key not in self._found:
-            if self._profile is None:
-                profile = self._shelf.find(self._manifest.profile or "")
-                check_model(profile, self._manifest.identity.model)
-                self._profile = profile
             identity = self._manifest.identity
-            self._found[key] = self._profile.transform(quality, group, layer, identity)
+            self._found[key] = self._load().transform(quality, group, layer, identity)
         return self._found[key]
+
+    def _load(self) -> Profile:
+        if self._profile is None:
+            profile = self._shelf.find(self._manifest.profile or "")
+            check_model(profile, self._manifest.identity.model)
+            self._profile = profile
+        return self._profile
 
 
 def _shown(place: str | os.PathLike[str] | Profile) -> str:

@@ -208,6 +208,30 @@ def test_a_missing_profile_is_no_damage() -> None:
     assert profile_digest(profile) != ""
 
 
+@pytest.mark.parametrize(
+    ("quality", "with_profile", "expected"),
+    [
+        (("near-lossless", "exact"), False, "exact/zstd"),
+        (("near-lossless", "exact"), True, "near-lossless/zstd"),
+        ("near-lossless", True, "near-lossless/zstd"),
+        ("near-lossless", False, "profile.missing"),
+        (None, False, "exact/zstd"),
+    ],
+)
+def test_auto_leaves_out_what_needs_a_missing_profile(
+    quality: Any, with_profile: bool, expected: str
+) -> None:
+    file, profile = made("half", (ZSTD, "exact/zstd"))
+    auto = kvformat.Auto(quality, link=kvformat.Link(1e3))  # where the fewest bytes win
+    with kvformat.open(file, profiles=parse_profile(profile) if with_profile else ()) as artifact:
+        if expected == "profile.missing":
+            assert code_of(lambda: artifact.read(track=auto, allow_partial=True)) == expected
+        else:
+            report = artifact.read(track=auto, allow_partial=True).report
+            assert report is not None
+            assert report.tracks == (expected,)
+
+
 @covers("LIN-1")
 def test_lineage_names_the_profile() -> None:
     file, packed = made("half")
