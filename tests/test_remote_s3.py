@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
+import fsspec
 import pytest
 
 import kvformat
 from kvformat import StorageError
 from kvformat.storage import Transport
-from tests.object_store import Call, ObjectStore, Reply, object_store_fixture  # noqa: F401
+from tests.object_store import (
+    Call,
+    ObjectStore,
+    Reply,
+    object_store_fixture,  # noqa: F401 - used by name
+    real_endpoint,
+)
 from tests.remote import (
     PREFETCH_BYTES,
     arrays,
@@ -216,3 +224,24 @@ def test_no_credentials(object_store: ObjectStore, monkeypatch: pytest.MonkeyPat
     with pytest.raises(StorageError) as caught:
         kvformat.open("s3://no-such/a.kvf", storage_options={"endpoint_url": object_store.endpoint})
     assert caught.value.code in ("io.denied", "io.not-found")
+
+
+def test_a_real_endpoint() -> None:
+    """Skipped, and says so, unless KVFORMAT_S3_URL names a store: also by presigned URL."""
+    prefix, options = real_endpoint()
+    data = ordinary()
+    url = f"{prefix}/kvformat-test-{secrets.token_hex(8)}.kvf"
+    fs, path = fsspec.core.url_to_fs(url, **options)
+    fs.pipe_file(path, data)
+    try:
+        assert kvformat.verify(url, storage_options=options, in_child=False).tokens == 1_500
+        for place, given in ((url, options), (fs.sign(path), {})):
+            with kvformat.open(place, storage_options=given) as artifact:
+                restored = artifact.read(**PART)
+                assert arrays(restored) == local(data, **PART)
+                assert restored.report is not None
+                assert restored.report.traffic.requests == 1
+                part = {"layers": (0, 4)}
+                assert assemble(artifact, data, **part, order="layer-major") == local(data, **part)
+    finally:
+        fs.rm_file(path)
