@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,14 +37,53 @@ def make_model(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-class Engine:
-    """An engine with or without the connector."""
+def make_latent_model(folder: Path) -> Path:
+    """DeepSeek V2's attention, whose layers hold one latent per token; its real widths."""
+    import torch
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
-    def __init__(self, model: Path, extra: dict[str, Any] | None = None) -> None:
+    torch.manual_seed(0)
+    config = DeepseekV2Config(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        first_k_dense_replace=2, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=None,
+        kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=32, v_head_dim=32, n_group=1,
+        topk_group=1, topk_method="greedy", n_routed_experts=4, n_shared_experts=1,
+        max_position_embeddings=MOST_TOKENS, initializer_range=0.2,
+    )  # fmt: skip
+    DeepseekV2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def make_adapter(folder: Path, seed: int) -> Path:
+    """A LoRA adapter of ``make_model`` that changes keys and values."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(4):
+        for name, width in (("k_proj", 64), ("v_proj", 64)):
+            place = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            shapes = {"lora_A": (8, 128), "lora_B": (width, 8)}
+            for part, shape in shapes.items():
+                tensors[f"{place}.{part}.weight"] = torch.randn(shape, generator=generator) * 0.3
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["k_proj", "v_proj"],
+        "bias": "none", "task_type": "CAUSAL_LM",
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+class Engine:
+    """An engine with or without the connector; ``options`` are the engine's own."""
+
+    def __init__(self, model: Path, extra: dict[str, Any] | None = None, **options: Any) -> None:
         from vllm import LLM
         from vllm.config import KVTransferConfig
 
-        options: dict[str, Any] = {}
         if extra is not None:
             options["kv_transfer_config"] = KVTransferConfig(
                 kv_connector="KvformatConnector",
@@ -75,10 +115,16 @@ class Engine:
     def parameters(self, tokens: int = 8) -> Any:
         from vllm import SamplingParams
 
-        return SamplingParams(max_tokens=tokens, temperature=0, detokenize=False)
+        return SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0, detokenize=False)
 
     def run(
-        self, prompts: Sequence[Sequence[int]], *, forget: bool = True, salt: str | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        forget: bool = True,
+        salt: str | None = None,
+        tokens: int = 8,
+        lora: Any = None,
     ) -> list[tuple[list[int], int]]:
         """Tokens and cached tokens of each prompt; the engine's own cache is emptied first."""
         if forget:
@@ -86,7 +132,7 @@ class Engine:
         asked = [{"prompt_token_ids": list(ids)} for ids in prompts]
         if salt is not None:
             asked = [{**item, "cache_salt": salt} for item in asked]
-        found = self.llm.generate(asked, self.parameters(), use_tqdm=False)
+        found = self.llm.generate(asked, self.parameters(tokens), use_tqdm=False, lora_request=lora)
         return [(list(item.outputs[0].token_ids), item.num_cached_tokens) for item in found]
 
     def forget(self) -> None:

@@ -94,6 +94,13 @@ class KvformatConnector(KVConnectorBase_V1):
                 "the connector supports one group of attention layers of equal shape",
                 found=", ".join(type(group.kv_cache_spec).__name__ for group in groups),
             )
+        latent = isinstance(groups[0].kv_cache_spec, MLAAttentionSpec)
+        if latent and not self._vllm_config.scheduler_config.enable_chunked_prefill:
+            # vLLM turns this off where its latent attention is wrong behind a cached prefix.
+            raise UsageError(
+                "input.shape", "this engine cannot compute behind a loaded prefix of latents",
+                where="enable_chunked_prefill", expected=True, found=False,
+            )  # fmt: skip
         policy = self._kv_transfer_config.kv_load_failure_policy
         if policy != "recompute":
             raise UsageError(
