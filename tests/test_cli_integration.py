@@ -47,6 +47,27 @@ def test_vllm(load: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "name", "more"),
+    [
+        ("vllm", "--kv-transfer-config", []),
+        ("vllm-lmcache", "--l2-adapter", ["--quality", "balanced"]),
+    ],
+)
+def test_a_calibration_profile(target: str, name: str, more: list[str]) -> None:
+    first, *_ = commands(printed(target, "--profile", "/p/own.kvp", *more))
+    said = option(first, name)
+    settings = said.get("kv_connector_extra_config") or said["adapter_params"]
+    own = options.OWN_SETTINGS if target == "vllm" else geometry.OWN_SETTINGS
+    assert parse(settings, own).options.profile == "/p/own.kvp"
+
+
+def test_a_profile_for_an_exact_store_is_refused() -> None:
+    result = CliRunner().invoke(cli, ["integration", "vllm-lmcache", "--profile", "a.kvp"])
+    assert result.exit_code == 64
+    assert "a lossy quality" in result.output
+
+
+@pytest.mark.parametrize(
     ("more", "quality", "mixed"),
     [([], "exact", False), (["--quality", "balanced"], "balanced", True)],
 )

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from click.testing import CliRunner
 from numpy.typing import NDArray
 
 import kvformat
 from kvformat.cache import Cache
+from kvformat.cli.program import cli
 from kvformat.errors import KvformatError, UsageError
 from kvformat.integrations.settings import parse
 from kvformat.profiles import parse_profile
@@ -269,6 +271,18 @@ def test_video_of_transformed_extents_restores_the_same_bits(tmp_path: Path, fil
         report, found = read(store.view(IDENTITY))
         assert report.complete
         assert (found == kv_of(IDS)[:, :, :1280]).all()
+
+
+def test_bulk_verification_takes_the_profile(tmp_path: Path, file: str) -> None:
+    """Without it the bytes can be checked, with a damaged one the objects cannot be restored."""
+    root = str(tmp_path / "store")
+    with inline_store(root, replace(NEAR, profile=file)) as store:
+        stored(store)
+    torn = written(tmp_path / "torn.kvp", profile(quality="balanced"))
+    for more, code in (([], 0), (["--profile", file], 0), (["--profile", torn], 69)):
+        result = CliRunner().invoke(cli, ["store", "verify", root, *more])
+        assert result.exit_code == code, result.output
+        assert ("profile" in result.output) is bool(code)
 
 
 def test_the_encoder_process_writes_with_it_too(tmp_path: Path, file: str) -> None:

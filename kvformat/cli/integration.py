@@ -20,7 +20,10 @@ HASH: Final = "blake3"
 LMCACHE_PORT: Final = 5555
 LMCACHE_L1_GB: Final = 20
 QUALITY_HELP: Final = "Of what is stored; by default near-lossless for vllm, exact with LMCache."
-PROFILE_HELP: Final = "Calibration profile to write and read with (kvformat calibrate)."
+PROFILE_HELP: Final = (
+    "Calibration profile to write and read with (kvformat calibrate). LMCache takes only one for "
+    "keys that are not rotated: it does not say at which positions they are."
+)
 LOADS_HELP: Final = "async: loads run beside other requests; layerwise: layer 0 starts early."
 
 

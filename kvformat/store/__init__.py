@@ -15,6 +15,14 @@
 No method of a view raises because of the storage or of what it holds: every fault is a miss with
 a reason, counted and logged. Wrong arguments do raise ``UsageError``.
 
+Models with sliding windows or states (``store.view(windowed=True, window_tokens=...)``): an extent
+can end only where the cache that is put holds the whole window and the state, so nothing ends
+in front of what a window has dropped, and only prefixes up to such an end are found. Put at the
+ends of cells while the prompt is computed; ``View.load`` restores what belongs to an end.
+
+A calibration profile makes what is written smaller (``StoreOptions.profile``); objects name theirs,
+and a process that does not have it counts a miss ``profile``.
+
 Names are in ``names``, how prefixes are found in ``lookup``, what is guaranteed where in
 ``backend``, the fields of all answers in ``results``.
 """
