@@ -6,7 +6,8 @@ import { listCells } from './grid.mjs';
 import { HEADER_BYTES, parseHeader } from './header.mjs';
 import { canonical, parse } from './json.mjs';
 import { DTYPE_BYTES, checkManifest } from './manifest.mjs';
-import { restore } from './quant.mjs';
+import { openProfile } from './profile.mjs';
+import { restore, restoreTransformed } from './quant.mjs';
 import { align, checkSemantics } from './semantics.mjs';
 import { checkPatches, parseSet, parseSide, segmentParameters } from './sets.mjs';
 import { FIRST_BYTES, openSource } from './source.mjs';
@@ -19,7 +20,8 @@ const CODECS = { stored, zstd, hevc };
 const SET_CACHE_BYTES = 64 * 2 ** 20;
 const TIMEOUT_SECONDS = 60;
 
-export async function openArtifact(url, timeoutSeconds = TIMEOUT_SECONDS) {
+/** `profile` is the path or URL of the calibration profile that the caller gives, if any. */
+export async function openArtifact(url, timeoutSeconds = TIMEOUT_SECONDS, profile = null) {
   const source = await openSource(url, timeoutSeconds);
   try {
     const open = source.endsUnknown;
@@ -33,7 +35,7 @@ export async function openArtifact(url, timeoutSeconds = TIMEOUT_SECONDS) {
     check(Buffer.from(canonical(manifest)).equals(bytes), 'manifest.canonical', 'manifest', 'not in canonical form (JSN-7)');
     checkManifest(manifest);
     checkSemantics(manifest, header);
-    const artifact = new Artifact(source, header, manifest);
+    const artifact = new Artifact(source, header, manifest, () => openProfileOf(manifest, profile, timeoutSeconds));
     await artifact.checkZeros(artifact.tablesAt + header.tablesBytes, Math.min(artifact.dataAt, FIRST_BYTES)); // HDR-9
     return artifact;
   } catch (error) {
@@ -42,14 +44,21 @@ export async function openArtifact(url, timeoutSeconds = TIMEOUT_SECONDS) {
   }
 }
 
+/** TRF-4. */
+function openProfileOf(m, url, timeoutSeconds) {
+  check(url !== null, 'profile.missing', '/profile/digest', `needs the calibration profile ${m.profile.digest}, and none is given`);
+  return openProfile(url, m.profile.digest, timeoutSeconds);
+}
+
 class Artifact {
   #tables = new Map(); // the last few tables, checked
   #sets = new Map(); // quantisation sets, checked, up to SET_CACHE_BYTES
   #setBytes = 0;
   #cells = null;
+  #profile = null; // once a transformed group is to be restored
 
-  constructor(source, header, manifest) {
-    Object.assign(this, { source, header, manifest });
+  constructor(source, header, manifest, openProfileHere) {
+    Object.assign(this, { source, header, manifest, openProfileHere });
     this.tablesAt = HEADER_BYTES + header.manifestBytes;
     this.dataAt = align(this.tablesAt + header.tablesBytes, manifest.segmentation.alignment);
   }
@@ -73,6 +82,7 @@ class Artifact {
   async prepare(track, numbers) {
     const table = await this.table(track);
     const quality = this.quality(track);
+    await this.#prepareProfile(quality, new Set(numbers.map((n) => segmentRecord(table, n).group)));
     const setTable = await this.table(quality);
     const used = new Set();
     for (const n of numbers) used.add(segmentRecord(table, n).setIndex);
@@ -85,6 +95,13 @@ class Artifact {
       for (const n of numbers) yield range(segmentRecord(table, n));
     })(), this.manifest.segmentation.alignment);
     if (fits) for (const n of sets) await this.set(quality, n);
+  }
+
+  async #prepareProfile(quality, groups) {
+    const transformed = [...groups].filter((g) => quality.encodings[g] === 'transformed');
+    if (transformed.length === 0) return;
+    this.#profile ??= await this.openProfileHere();
+    this.#profile.checkFits(this.manifest.identity, quality.name, transformed.map((g) => this.manifest.groups[g]));
   }
 
   /** The set table of a quality or the segment table of a track, checked. */
@@ -117,7 +134,8 @@ class Artifact {
     const record = setRecord(await this.table(quality), index);
     const bytes = await this.readData(record.offset, record.bytes);
     check(hash(bytes).equals(record.digest), 'set.digest', where, 'the record names other bytes');
-    const value = parseSet(bytes, record, this.manifest.groups[record.group], where);
+    const transformed = quality.encodings[record.group] === 'transformed';
+    const value = parseSet(bytes, record, this.manifest.groups[record.group], transformed, where);
     if (this.#setBytes + bytes.length > SET_CACHE_BYTES) {
       this.#sets.clear();
       this.#setBytes = 0;
@@ -162,10 +180,18 @@ class Artifact {
     }
     if (!exact) checkPatches(side, q, parameters, record, group.head_dim, group.dtype, verify, where);
     if (verify) return { q, record, bytes };
-    return { restored: exact ? q : restore(q, record, group.head_dim, group.dtype, parameters, side), record };
+    if (exact) return { restored: q, record };
+    if (quality.encodings[record.group] === 'quantised') {
+      return { restored: restore(q, record, group.head_dim, group.dtype, parameters, side), record };
+    }
+    const layers = group.layers.slice(record.layerIndex, record.layerIndex + record.layerCount);
+    const transforms = [];
+    for (const layer of layers) transforms.push(await this.#profile.transform(quality.name, group.role, layer));
+    return { restored: restoreTransformed(q, record, group, this.manifest.tokens.first_position, set, side, transforms), record };
   }
 
-  close() {
-    return this.source.close();
+  async close() {
+    await this.#profile?.close();
+    await this.source.close();
   }
 }

@@ -2,6 +2,7 @@
 // Every answer but "ok" is a Failure with a code of the registry; the code decides the verdict.
 
 const VERDICTS = {
+  'profile.missing': 'unsupported', 'profile.content': 'invalid',
   header: 'invalid', file: 'invalid', manifest: 'invalid', table: 'invalid', set: 'invalid',
   segment: 'invalid', data: 'invalid', limit: 'invalid',
   version: 'unsupported', feature: 'unsupported', extension: 'unsupported', codec: 'unsupported', track: 'unsupported',
@@ -15,7 +16,7 @@ export class Failure extends Error {
     super(detail);
     this.code = code;
     this.where = where;
-    this.verdict = VERDICTS[code.split('.')[0]];
+    this.verdict = VERDICTS[code] ?? VERDICTS[code.split('.')[0]];
   }
 }
 

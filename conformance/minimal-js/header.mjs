@@ -4,6 +4,7 @@ import { hash } from './digest.mjs';
 import { check } from './failure.mjs';
 
 const MAGIC = Buffer.from('894b56460d0a1a0a', 'hex');
+export const PROFILE_MAGIC = Buffer.from('894b56500d0a1a0a', 'hex'); // section 9.6
 export const HEADER_BYTES = 128;
 const MANIFEST_LIMIT = 16_777_216;
 
@@ -15,8 +16,8 @@ export function uint64(bytes, at, where) {
 }
 
 /** `head` is what the first request brought, `size` the size of the artifact or null if unknown; `tooShort` the code if it ends. */
-export function parseHeader(head, size, tooShort = 'file.size') {
-  check(head.length >= 8 && MAGIC.equals(head.subarray(0, 8)), 'header.magic', 'header', 'not a kvformat file');
+export function parseHeader(head, size, tooShort = 'file.size', magic = MAGIC) {
+  check(head.length >= 8 && magic.equals(head.subarray(0, 8)), 'header.magic', 'header', 'not a kvformat file');
   check(head.length >= 48, tooShort, 'header', `the file ends after ${head.length} bytes, inside the header`);
   const headerBytes = head.readUInt32LE(12);
   check(headerBytes >= 128 && headerBytes <= 4096, 'header.field', 'header/header_bytes', `found ${headerBytes}`);

@@ -1,6 +1,6 @@
 #!/usr/bin/env node
 // SPDX-License-Identifier: Apache-2.0
-// Commands info, inspect, verify and decode. One JSON object on standard output, and its verdict as exit code.
+// Commands info, inspect, verify, decode and encode. One JSON object on standard output, and its verdict as exit code.
 // The command batch reads calls as lines and answers each with a line (section 4 of ../PROTOCOL.md).
 import { readFileSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
@@ -13,7 +13,7 @@ import { available } from './codecs/hevc.mjs';
 import { TRACKS } from './describe.mjs';
 import { encode } from './encode.mjs';
 import { EXIT, Failure, check } from './failure.mjs';
-import { spans } from './manifest.mjs';
+import { FEATURES, spans } from './manifest.mjs';
 import { restoreTo, select } from './restore.mjs';
 import { verify } from './verify.mjs';
 
@@ -31,7 +31,7 @@ const COMMANDS = {
   decode: {
     options: {
       ...expectations, track: { type: 'string' }, tokens: { type: 'string' }, layers: { type: 'string' },
-      heads: { type: 'string' }, output: { type: 'string' },
+      heads: { type: 'string' }, profile: { type: 'string' }, output: { type: 'string' },
     },
     run: decode,
   },
@@ -41,7 +41,7 @@ const { version } = JSON.parse(readFileSync(new URL('package.json', import.meta.
 
 function info() {
   return {
-    name: 'minimal-js', version, formats: ['0.9'], codecs: available() ? ['stored', 'zstd', 'hevc'] : ['stored', 'zstd'], features: [],
+    name: 'minimal-js', version, formats: ['0.9'], codecs: available() ? ['stored', 'zstd', 'hevc'] : ['stored', 'zstd'], features: FEATURES,
     levels: ['core', 'uncommon', 'faulty', 'hostile', 'future', 'gold'], batch: true, http: true, encode: TRACKS,
   };
 }
@@ -56,7 +56,8 @@ async function verifyAll(artifact, options) {
   check(!length?.differs, 'identity.tokens', '/tokens/chain', `other tokens from ordinal ${length?.verified} on (TOK-11)`);
   const integers = await verify(artifact);
   const source = artifact.manifest.qualities.some((q) => q.name === 'exact') ? '' : 'source_digest, ';
-  const open = `not checked: ${source}the quality, references and bypass in HEVC (VER-5), whether the identity is true`;
+  const fits = artifact.manifest.features.length > 0 ? 'whether a calibration profile fits (TRF-5), ' : '';
+  const open = `not checked: ${source}${fits}the quality, references and bypass in HEVC (VER-5), whether the identity is true`;
   return { detail: `${open}; ${unverified(artifact, length)}`, integers, manifest_digest: manifestDigest(artifact) };
 }
 
@@ -159,7 +160,7 @@ async function run(argv) {
   if (parsed.positionals.length !== (name === 'info' ? 0 : 1)) throw usage('expected one URL, and none for info');
   if (name === 'info') return info();
   if (name === 'encode') return write(parsed.positionals[0], parsed.values.output);
-  const artifact = await openArtifact(parsed.positionals[0], seconds(parsed.values.timeout));
+  const artifact = await openArtifact(parsed.positionals[0], seconds(parsed.values.timeout), parsed.values.profile);
   try {
     return { where: parsed.positionals[0], ...await command.run(artifact, parsed.values) };
   } finally {

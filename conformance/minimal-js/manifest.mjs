@@ -4,12 +4,14 @@ import { Failure, check } from './failure.mjs';
 
 export const DTYPE_BYTES = { float32: 4, float16: 2, bfloat16: 2, float8_e4m3fn: 1, float8_e5m2: 1, uint8: 1 };
 export const CODECS = ['stored', 'zstd', 'hevc'];
+const TRANSFORM = 'transform-klt';
+export const FEATURES = [TRANSFORM];
 
-const schema = (where, detail) => new Failure('manifest.schema', where, detail);
-const isObject = (v) => v !== null && typeof v === 'object' && !Array.isArray(v);
+export const schema = (where, detail) => new Failure('manifest.schema', where, detail);
+export const isObject = (v) => v !== null && typeof v === 'object' && !Array.isArray(v);
 
 // A validator is a function of a value and its JSON pointer. Above `limit` is limit.exceeded, whatever else is wrong.
-const int = (min = 0, limit = Infinity) => (v, at) => {
+export const int = (min = 0, limit = Infinity) => (v, at) => {
   if (typeof v !== 'number') throw schema(at, 'expected an integer');
   check(v <= limit, 'limit.exceeded', at, `limit ${limit}, found ${v}`);
   if (v < min) throw schema(at, `expected at least ${min}, found ${v}`);
@@ -17,22 +19,22 @@ const int = (min = 0, limit = Infinity) => (v, at) => {
 const match = (pattern) => (v, at) => {
   if (typeof v !== 'string' || !pattern.test(v)) throw schema(at, `expected a string like ${pattern}`);
 };
-const oneOf = (...values) => (v, at) => {
+export const oneOf = (...values) => (v, at) => {
   if (!values.includes(v)) throw schema(at, `expected one of ${values.join(', ')}`);
 };
 const bool = oneOf(true, false);
 const nullable = (of) => (v, at) => { if (v !== null) of(v, at); };
-const text = (v, at) => {
+export const text = (v, at) => {
   const bytes = typeof v === 'string' ? Buffer.byteLength(v) : 0;
   if (bytes < 1 || bytes > 1024) throw schema(at, 'expected a string of 1 to 1,024 bytes');
 };
-const list = (of, { min = 0, limit = Infinity, max = Infinity } = {}) => (v, at) => {
+export const list = (of, { min = 0, limit = Infinity, max = Infinity } = {}) => (v, at) => {
   if (!Array.isArray(v)) throw schema(at, 'expected a list');
   check(v.length <= limit, 'limit.exceeded', at, `limit ${limit} elements, found ${v.length}`);
   if (v.length < min || v.length > max) throw schema(at, `${v.length} elements`);
   v.forEach((element, i) => of(element, `${at}/${i}`));
 };
-const object = (members) => (v, at) => {
+export const object = (members) => (v, at) => {
   if (!isObject(v)) throw schema(at, 'expected an object');
   for (const key of Object.keys(v)) if (!Object.hasOwn(members, key)) throw schema(`${at}/${key}`, 'unknown member');
   for (const [key, of] of Object.entries(members)) {
@@ -46,9 +48,9 @@ const byKind = (kinds) => (v, at) => {
   object({ kind: () => {}, ...kinds[v.kind] })(v, at);
 };
 
-const digest = match(/^[0-9a-f]{64}$/);
+export const digest = match(/^[0-9a-f]{64}$/);
 const hash = match(/^(blake3|sha256):[0-9a-f]{64}$/);
-const name = match(/^[a-z0-9][a-z0-9-]{0,47}$/);
+export const name = match(/^[a-z0-9][a-z0-9-]{0,47}$/);
 const cacheDtype = match(/^[a-z0-9][a-z0-9_-]{0,47}$/);
 const inView = (digits) => { const v = new DataView(new ArrayBuffer(8)); v.setBigUint64(0, BigInt(`0x${digits}`)); return v; };
 const positive = (size) => (v, at) => {
@@ -71,12 +73,18 @@ const side = (v, at) => {
 
 const TOKENS = 2 ** 40;
 export const spans = list(object({ count: int(1), digest: nullable(hash), kind: name, start: int() }));
-const manifest = object({
+export const anyExtensions = (v, at) => {
+  for (const key of Object.keys(v)) object({ must_understand: bool, value: () => {} })(v[key], `${at}/${key}`);
+};
+export const model = object({ id: text, revision: nullable(text), weights_digest: nullable(hash) });
+const qualities = (...encodings) => list(object({
+  data_start: int(), data_stop: int(), encodings: list(oneOf(...encodings)), name,
+  relative_step: nullable(positive(8)), set_table_digest: digest, sets: int(0, 65536),
+}), { min: 1, limit: 16 });
+const members = {
   content_id: digest,
   data_bytes: int(),
-  extensions: (v, at) => {
-    for (const key of Object.keys(v)) object({ must_understand: bool, value: () => {} })(v[key], `${at}/${key}`);
-  },
+  extensions: anyExtensions,
   features: list(name),
   format: oneOf('kvformat'),
   generator: text,
@@ -104,7 +112,7 @@ const manifest = object({
     })),
     kind: oneOf('tokens', 'engine_key', 'unbound'),
     layers_total: int(1, 65536),
-    model: object({ id: text, revision: nullable(text), weights_digest: nullable(hash) }),
+    model,
     rope: list(object({
       inv_freq: frequencies, keys_rotated: bool, layers: list(int()), pairing: oneOf('half', 'interleaved'),
       scaling: positive(8),
@@ -114,10 +122,7 @@ const manifest = object({
     tokenizer: nullable(object({ digest: nullable(hash), id: text })),
   }),
   lineage: byKind({ exact: {}, lossy: { generations: int(1), profile: nullable(digest), quality: name } }),
-  qualities: list(object({
-    data_start: int(), data_stop: int(), encodings: list(oneOf('quantised', 'exact')), name,
-    relative_step: nullable(positive(8)), set_table_digest: digest, sets: int(0, 65536),
-  }), { min: 1, limit: 16 }),
+  qualities: qualities('quantised', 'exact'),
   segmentation: object({
     alignment: oneOf(1, 4096),
     groups: list(object({ heads: int(1, 65536), layers: int(1, 3) })),
@@ -141,20 +146,28 @@ const manifest = object({
   }), { min: 1, limit: 32 }),
   valid_lengths: nullable(list(int(0, TOKENS))),
   version: oneOf('0.9'),
+};
+const plain = object(members);
+const withTransforms = object({ // TRF-1
+  ...members, profile: object({ digest }), qualities: qualities('quantised', 'exact', 'transformed'),
 });
 
-/** Steps 10 to 12. This reader knows no feature and no extension. */
-export function checkManifest(m) {
-  const { features, extensions } = m;
+/** Steps 10 and 11. This reader knows one feature and no extension. */
+export function checkNeeds({ features, extensions }) {
   if (!Array.isArray(features) || !features.every((f) => typeof f === 'string')) {
     throw schema('/features', 'expected a list of names');
   }
-  check(features.length === 0, 'feature.unknown', '/features', `this reader has none, found ${features}`);
+  for (const f of features) check(FEATURES.includes(f), 'feature.unknown', '/features', `this reader has ${FEATURES}, found ${f}`);
   if (!isObject(extensions) || !Object.values(extensions).every(isObject)) {
     throw schema('/extensions', 'expected an object of objects');
   }
   for (const [key, extension] of Object.entries(extensions)) {
     check(extension.must_understand !== true, 'extension.unknown', `/extensions/${key}`, 'must be understood');
   }
-  manifest(m, '');
+}
+
+/** Steps 10 to 12. */
+export function checkManifest(m) {
+  checkNeeds(m);
+  (m.features.includes(TRANSFORM) ? withTransforms : plain)(m, '');
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From integers to the bits of the dtype: section 9.4. Every operation is rounded to binary32 on its own.
+import { restoreRows } from './transform.mjs';
 
 const CLAMP = { // largest finite magnitudes as binary32 bits
   float32: 0x7f7fffff, float16: 0x477fe000, bfloat16: 0x7f7f0000, float8_e4m3fn: 0x43e00000, float8_e5m2: 0x47600000,
@@ -23,6 +24,30 @@ export function narrow(bits, dtype) {
   return places > 24 ? sign : sign | halfEven((magnitude & 0x7fffff) | 0x800000, places);
 }
 
+/** The bytes of a segment [layer, token, head, dim] of a dtype, filled row by row. */
+class Elements {
+  constructor(rows, width, dtype) {
+    Object.assign(this, { width, dtype });
+    const bits = dtype === 'float32' ? 32 : 1 + FORMAT[dtype][0] + FORMAT[dtype][1];
+    this.out = new { 8: Uint8Array, 16: Uint16Array, 32: Uint32Array }[bits](rows * width);
+  }
+
+  /** `row` holds the binary32 values of row number `n`, [head, dim]. */
+  put(n, row) {
+    const bits = new Uint32Array(row.buffer);
+    const at = n * this.width;
+    if (this.dtype === 'float32') this.out.set(bits, at);
+    else for (let c = 0; c < this.width; c++) this.out[at + c] = narrow(bits[c], this.dtype);
+  }
+
+  /** The bytes, with the rows of the patches in place (ARI-5). */
+  patched(patches, N) {
+    const bytes = Buffer.from(this.out.buffer);
+    for (const { layer, token, row } of patches) bytes.set(row, (layer * N + token) * row.length);
+    return bytes;
+  }
+}
+
 /** Restore a segment of a quantised group: bytes of [layer, token, head, dim]. */
 export function restore(q, segment, D, dtype, parameters, side) {
   const { layerCount: n, tokenCount: N, headCount } = segment;
@@ -30,9 +55,7 @@ export function restore(q, segment, D, dtype, parameters, side) {
   const { fround } = Math;
   const width = headCount * D;
   const row = new Float32Array(width);
-  const rowBits = new Uint32Array(row.buffer);
-  const Out = dtype === 'float32' ? Uint32Array : FORMAT[dtype][0] + FORMAT[dtype][1] === 7 ? Uint8Array : Uint16Array;
-  const out = new Out(n * N * width);
+  const out = new Elements(n * N, width, dtype);
   for (let l = 0, at = 0; l < n; l++) {
     for (let t = 0; t < N; t++, at += width) {
       const factor = side.index === null ? 1 : tokenScale[side.index[l * N + t]];
@@ -43,11 +66,23 @@ export function restore(q, segment, D, dtype, parameters, side) {
         if (bias !== null) x = fround(x + bias[k]);
         row[c] = x;
       }
-      if (dtype === 'float32') out.set(rowBits, at);
-      else for (let c = 0; c < width; c++) out[at + c] = narrow(rowBits[c], dtype);
+      out.put(l * N + t, row);
     }
   }
-  const bytes = Buffer.from(out.buffer);
-  for (const { layer, token, row: patch } of side.patches) bytes.set(patch, (layer * N + token) * patch.length);
-  return bytes;
+  return out.patched(side.patches, N);
+}
+
+/** The same of a transformed group, which holds all heads. `transforms` has one element per layer of the segment. */
+export function restoreTransformed(q, segment, group, firstPosition, set, side, transforms) {
+  const { layerCount: n, tokenCount: N, tokenStart } = segment;
+  const { heads, head_dim: D, dtype } = group;
+  const width = heads * D;
+  const out = new Elements(n * N, width, dtype);
+  const shape = { heads, D, firstPosition: firstPosition + tokenStart };
+  for (let l = 0; l < n; l++) {
+    const layer = q.subarray(l * N * width, (l + 1) * N * width);
+    const factors = side.index === null ? null : Array.from(side.index.subarray(l * N, (l + 1) * N), (i) => set.tokenScale[i]);
+    restoreRows(layer, shape, set.scale[l], factors, transforms[l], (t, row) => out.put(l * N + t, row));
+  }
+  return out.patched(side.patches, N);
 }

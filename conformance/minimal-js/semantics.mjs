@@ -29,6 +29,7 @@ export function checkSemantics(m, header) {
 
 /** What does not depend on the encoding. A writer checks it before it begins. */
 export function checkContent(m) {
+  meant(ascending(m.features), '/features', 'must ascend without repetition (MAN-3)');
   for (const part of ['groups', 'qualities', 'tracks']) {
     meant(distinct(m[part].map((x) => x.name)), `/${part}`, 'a name occurs twice (MAN-5)');
   }
@@ -116,7 +117,11 @@ function checkQualities(m) {
     });
     meant(!exact || (q.sets === 0 && q.relative_step === null), at, 'QUA-4');
     meant(m.tracks.some((t) => t.quality === q.name), at, 'no track (TRK-4)');
+    q.encodings.forEach((encoding, k) => meant(encoding !== 'transformed' || m.segmentation.groups[k].heads === m.groups[k].heads,
+      `/segmentation/groups/${k}/heads`, 'a transformed group needs all heads in a segment (TRF-2)'));
   });
+  const transformed = m.qualities.some((q) => q.encodings.includes('transformed'));
+  meant(transformed || !m.features.includes('transform-klt'), '/features', 'transform-klt, and no group is transformed (TRF-1)');
 }
 
 function checkTracks(m) {

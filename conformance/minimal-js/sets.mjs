@@ -3,19 +3,20 @@
 import { Failure, check } from './failure.mjs';
 
 /** The numbers of a little-endian array at any offset: copied, so that it is aligned. */
-const array = (Type, bytes, at, count) =>
+export const array = (Type, bytes, at, count) =>
   new Type(Uint8Array.prototype.slice.call(bytes, at, at + count * Type.BYTES_PER_ELEMENT).buffer);
 
 const inScaleRange = (x) => x >= 2 ** -40 && x <= 2 ** 40;
-const inBiasRange = (x) => Object.is(x, 0) || (Math.abs(x) >= 2 ** -64 && Math.abs(x) <= 2 ** 96);
+export const inBiasRange = (x) => Object.is(x, 0) || (Math.abs(x) >= 2 ** -64 && Math.abs(x) <= 2 ** 96);
 
-export function parseSet(bytes, record, group, where) {
+export function parseSet(bytes, record, group, transformed, where) {
   const must = (condition, detail) => check(condition, 'set.content', where, detail);
   const [n, H, D] = [record.layerCount, group.heads, group.head_dim];
   must(bytes.readUInt16LE(0) === n && bytes.readUInt32LE(4) === H && bytes.readUInt32LE(8) === D,
     'layer_count, heads or head_dim of another set (SET-1)');
   const flags = bytes.readUInt16LE(2);
   must(flags < 16 && bytes.readUInt16LE(14) === 0, 'unknown flag or reserved field (SET-2)');
+  must(!transformed || flags === 0, 'flags in the set of a transformed group (TRF-3)');
   const scales = bytes.readUInt16LE(12);
   check(scales <= 256, 'limit.exceeded', where, 'more than 256 token scales (SET-7)');
 
@@ -37,6 +38,7 @@ export function parseSet(bytes, record, group, where) {
   }
   must(set.scale.every(inScaleRange) && set.tokenScale.every(inScaleRange), 'scale out of range (SET-4)');
   must(set.bias.every(inBiasRange), 'bias out of range (SET-5)');
+  must(!transformed || set.zero.every((zero) => zero === 128), 'a zero of a transformed group is not 128 (TRF-3)');
   for (let at = 0; at < set.order.length; at += D) {
     const seen = new Uint8Array(D);
     for (const dim of set.order.subarray(at, at + D)) {

@@ -95,7 +95,7 @@ export function checkSetTable(m, quality, table) {
     const where = `${quality.name}/set/${n}`;
     const must = (condition, detail) => check(condition, 'table.record', where, detail);
     must(zeros(record.reserved), 'reserved bytes (TAB-4)');
-    must(quality.encodings[record.group] === 'quantised', 'no quantised group (REC-5)');
+    must((quality.encodings[record.group] ?? 'exact') !== 'exact', 'no quantised group (REC-5)');
     const group = m.groups[record.group];
     const cut = m.segmentation.groups[record.group].layers;
     must(record.layerIndex % cut === 0 && record.layerIndex < group.layers.length

@@ -189,7 +189,7 @@ test('manifest: features, extensions, schema', async () => {
     },
   });
   const cases = [
-    ['feature.unknown', 'features', ['transform-klt']], ['feature.unknown', 'features', ['No Name']],
+    ['feature.unknown', 'features', ['external-sets']], ['feature.unknown', 'features', ['No Name']],
     ['manifest.schema', 'features', [1]], ['manifest.schema', 'features', undefined], ['manifest.schema', 'features', {}],
     ['extension.unknown', 'extensions/signature', { must_understand: true, value: 1 }],
     ['extension.unknown', 'extensions/a', { must_understand: true }],
