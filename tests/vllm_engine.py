@@ -92,11 +92,12 @@ class Engine:
                 kv_load_failure_policy="recompute",
                 kv_connector_extra_config=extra,
             )
-        self.llm = LLM(
-            model=str(model), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True,
-            max_model_len=MOST_TOKENS, max_num_seqs=4, block_size=BLOCK,
-            enable_prefix_caching=True, disable_log_stats=True, **options,
-        )  # fmt: skip
+        usual: dict[str, Any] = {
+            "skip_tokenizer_init": True, "dtype": "bfloat16", "enforce_eager": True,
+            "max_model_len": MOST_TOKENS, "max_num_seqs": 4, "block_size": BLOCK,
+            "enable_prefix_caching": True, "disable_log_stats": True,
+        }  # fmt: skip
+        self.llm = LLM(model=str(model), **{**usual, **options})
 
     @property
     def core(self) -> Any:
@@ -129,7 +130,7 @@ class Engine:
         """Tokens and cached tokens of each prompt; the engine's own cache is emptied first."""
         if forget:
             self.forget()
-        asked = [{"prompt_token_ids": list(ids)} for ids in prompts]
+        asked: list[Any] = [{"prompt_token_ids": list(ids)} for ids in prompts]
         if salt is not None:
             asked = [{**item, "cache_salt": salt} for item in asked]
         found = self.llm.generate(asked, self.parameters(tokens), use_tqdm=False, lora_request=lora)
