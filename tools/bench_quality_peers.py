@@ -2,7 +2,8 @@
 
 Every function takes a cache ``[2, L, T, H, D]`` float32 (keys, values; values of bfloat16) and
 gives a ``Stored``: what comes back, and the bits it takes. ``payload_bits`` leaves out side data
-that grows with layers and channels only. Each docstring says what was simplified.
+that grows with layers and channels only. Each docstring says what was simplified. A model with
+sliding windows has a cache per kind of layer: "layers" are then those of one kind.
 """
 
 from __future__ import annotations
@@ -54,16 +55,17 @@ def bfloat16(x: NDArray[Any]) -> Float32:
     return rounded
 
 
-def rotated(keys: Float32, inv_freq: NDArray[Any], *, back: bool = False) -> Float32:
-    """Keys ``[..., T, H, D]`` of positions from 0 turned in halves, or turned back."""
-    angles = np.arange(keys.shape[-3])[:, None] * inv_freq.astype(np.float64)
+def rotated(
+    keys: Float32, inv_freq: NDArray[Any], *, first: int = 0, back: bool = False
+) -> Float32:
+    """Keys ``[..., T, H, D]`` of positions from ``first`` on turned in halves, or turned back."""
+    positions = np.arange(first, first + keys.shape[-3])
+    angles = positions[:, None] * inv_freq.astype(np.float64)
     sign = -1 if back else 1
     cosine = np.cos(angles).astype(np.float32)[:, None]
     sine = np.float32(sign) * np.sin(angles).astype(np.float32)[:, None]
-    first, second = np.split(keys, 2, axis=-1)
-    turned: Float32 = np.concatenate(
-        [first * cosine - second * sine, second * cosine + first * sine], axis=-1
-    )
+    u, v = np.split(keys, 2, axis=-1)
+    turned: Float32 = np.concatenate([u * cosine - v * sine, v * cosine + u * sine], axis=-1)
     return turned
 
 
@@ -76,23 +78,27 @@ def raw(cache: Float32) -> Stored:
     return Stored(None, 8.0 * copied.nbytes / cache.size, 16.0, seconds, seconds)
 
 
-def zstd(cache: Float32, data: bytes | None = None) -> Stored:
-    """zstd level 19, one thread, over ``data`` or the raw bfloat16 bytes."""
-    source = cache.astype(ml_dtypes.bfloat16).tobytes() if data is None else data
+def zstd(cache: Float32) -> Stored:
+    """zstd level 19, one thread, over the raw bfloat16 bytes."""
+    return zstd_bytes(cache.astype(ml_dtypes.bfloat16).tobytes(), cache.size)
+
+
+def zstd_bytes(source: bytes, count: int) -> Stored:
+    """zstd level 19, one thread, over the bytes of ``count`` values."""
     started = time.perf_counter()
     packed = zstandard.ZstdCompressor(level=19).compress(source)
     middle = time.perf_counter()
     if zstandard.ZstdDecompressor().decompress(packed) != source:
         raise AssertionError("zstd did not give the bytes back")
     seconds = time.perf_counter() - middle
-    bits = 8.0 * len(packed) / cache.size
+    bits = 8.0 * len(packed) / count
     return Stored(None, bits, bits, middle - started, seconds)
 
 
 def blosc2(cache: Float32) -> Stored:
     """Blosc2: bit-shuffle and zstd level 9 over the raw bfloat16 bytes, one thread.
 
-    Raises ``ImportError`` where the package is not installed.
+    The package must be there: see ``missing``.
     """
     library = importlib.import_module("blosc2")
     source = cache.astype(ml_dtypes.bfloat16).tobytes()
@@ -109,6 +115,15 @@ def blosc2(cache: Float32) -> Stored:
     seconds = time.perf_counter() - middle
     bits = 8.0 * len(packed) / cache.size
     return Stored(None, bits, bits, middle - started, seconds)
+
+
+def missing(package: str) -> str | None:
+    """Why a package cannot be used, or None."""
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        return str(error)
+    return None
 
 
 def fp8(cache: Float32) -> Stored:
@@ -303,10 +318,12 @@ def allocate(variance: Float32, budget_bits: float) -> NDArray[np.int64]:
     return bits.reshape(variance.shape)
 
 
-def kvtc(unrotated: Float32, bases: Sequence[Basis], bits: float, recent: int) -> Stored:
+def kvtc(
+    unrotated: Float32, bases: Sequence[Basis], bits: float, *, sinks: int, recent: int
+) -> Stored:
     """KVTC: un-rotated keys, PCA, whole bits per component, DEFLATE.
 
-    The first 4 tokens and the last ``recent`` (128 as published) stay in 16 bits. Bits are
+    The first tokens, 4 as published, and the last ``recent`` (128) stay in 16 bits. Bits are
     allocated by variances of the calibration text, greedily (``allocate``). A component's range
     is that of this cache, two float16 a component; integers are packed in bits and deflated, or
     deflated in bytes where that is smaller. ``bits`` is the mean before DEFLATE. The basis is not
@@ -314,8 +331,8 @@ def kvtc(unrotated: Float32, bases: Sequence[Basis], bits: float, recent: int) -
     """
     started = time.perf_counter()
     _, layers, tokens, heads, dim = unrotated.shape
-    held = slice(SINKS, tokens - recent)
-    count = tokens - recent - SINKS
+    held = slice(sinks, tokens - recent)
+    count = tokens - recent - sinks
     restored = unrotated.copy()
     total = side = 0
     decode_s = 0.0
@@ -341,7 +358,7 @@ def kvtc(unrotated: Float32, bases: Sequence[Basis], bits: float, recent: int) -
         back = out.reshape(count, layers, -1).transpose(1, 0, 2) if shape[0] == 1 else out
         restored[role, :, held] = back.reshape(layers, count, heads, dim)
     seconds = time.perf_counter() - started - decode_s
-    exact = (SINKS + recent) * 16 * unrotated.size // tokens
+    exact = (sinks + recent) * 16 * unrotated.size // tokens
     return Stored(restored, (total + side + exact) / unrotated.size,
                   (total + exact) / unrotated.size, seconds, decode_s)  # fmt: skip
 

@@ -22,6 +22,7 @@ class Row:
     ``decode`` is None for methods whose coder is a calculation.
     """
 
+    model: str
     method: str
     setting: str
     text: str
@@ -41,7 +42,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """Rows of all texts as one per method and setting: means, speeds as medians."""
+    """Rows of a model as one per method and setting: means of the texts, speeds as medians."""
     grouped: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         grouped.setdefault((row.method, row.setting), []).append(row)
@@ -50,7 +51,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         payload = [row.payload_bits for row in same if row.payload_bits is not None]
         decode = [row.decode for row in same if row.decode is not None]
         result.append(Row(
-            method, setting, f"{len(same)} texts", mean([row.bits for row in same]),
+            same[0].model, method, setting, f"{len(same)} texts", mean([row.bits for row in same]),
             mean(payload) if payload else None, same[0].counted,
             mean([row.kl_mean for row in same]), mean([row.kl_p99 for row in same]),
             mean([row.top1 for row in same]),
@@ -121,42 +122,49 @@ def row_table(rows: Sequence[Row]) -> str:
 
 
 def report(rows: Sequence[Row], facts: dict[str, Any]) -> str:
-    """Markdown: what was measured, both tables, sizes of profile and basis."""
-    means = summary(rows)
+    """Markdown: what was measured, and for each model both tables and sizes of its side data."""
     parts = [
-        f"SmolLM2-135M, {facts['cached_tokens']:,} tokens cached, "
-        f"{facts['compared_tokens']:,} compared, mean of texts: "
-        f"{', '.join(dict.fromkeys(row.text for row in rows))}. Calibrated on pydoc. No evidence "
-        "for larger models. Speeds: million values/s, one thread, rough.",
-        "Fewest bits measured or interpolated up to a divergence:\n\n" + target_table(means),
-        row_table(means),
+        f"{facts['cached_tokens']:,} tokens cached, {facts['compared_tokens']:,} compared, mean of "
+        f"texts: {', '.join(facts['texts'])}. Calibrated on {facts['calibration']}. No evidence "
+        "for larger models. Speeds: million values/s, one thread, rough."
     ]
-    values = facts["values"]
-    if "profile_bytes" in facts:
-        size = facts["profile_bytes"]
-        parts.append(
-            f"Profile: {size:,} bytes, {8 * size / values:.1f} bits per value of one such cache."
-        )
-    for name, size in facts["kvtc_basis_bytes"].items():
-        parts.append(
-            f"KVTC's basis, {name}: {size:,} bytes, {8 * size / values:.1f} bits per value."
-        )
+    for model, known in facts["models"].items():
+        means = summary([row for row in rows if row.model == model])
+        absent = [f"| {method} | not measured: {reason} | | |"
+                  for method, reason in facts["missing"].items()]  # fmt: skip
+        parts += [
+            f"## {known['id']}",
+            "Fewest bits measured or interpolated up to a divergence:",
+            "\n".join([target_table(means), *absent]),
+            row_table(means),
+        ]
+        values = known["values"]
+        if "profile_bytes" in known:
+            parts.append(f"Profile: {_size(known['profile_bytes'], values)} of one such cache.")
+        for name, size in known["kvtc_basis_bytes"].items():
+            parts.append(f"KVTC's basis, {name}: {_size(size, values)}.")
     return "\n\n".join(parts) + "\n"
 
 
+def _size(size_bytes: int, values: int) -> str:
+    return f"{size_bytes:,} bytes, {8 * size_bytes / values:.1f} bits per value"
+
+
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """KL against bits, a line per method that has several rates."""
+    """KL against bits, a panel per model and a line per method that has several rates."""
     figures = import_module("matplotlib.figure")
-    figure = figures.Figure(figsize=(9, 6), layout="constrained")
-    axes = figure.subplots()
-    for number, (method, same) in enumerate(by_method(summary(rows)).items()):
-        points = sorted((row.bits, row.kl_mean) for row in same if row.kl_mean > 0)
-        if points:
-            style = "-" if method.startswith("kvformat") else "--"
-            axes.plot(*zip(*points, strict=True), style, marker="os^vDPX*"[number % 8],
-                      color=f"C{number % 10}", label=method)  # fmt: skip
-    axes.set(yscale="log", xlabel="bits per value", ylabel="KL, nats per token",
-             title="SmolLM2-135M, 1,024 cached tokens; no evidence for larger models")  # fmt: skip
-    axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend(fontsize=8)
+    names = list(dict.fromkeys(row.model for row in rows))
+    figure = figures.Figure(figsize=(9 * len(names), 6), layout="constrained")
+    figure.suptitle("1,024 cached tokens; no evidence for larger models")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        known = by_method(summary([row for row in rows if row.model == name]))
+        for number, (method, same) in enumerate(known.items()):
+            points = sorted((row.bits, row.kl_mean) for row in same if row.kl_mean > 0)
+            if points:
+                style = "-" if method.startswith("kvformat") else "--"
+                axes.plot(*zip(*points, strict=True), style, marker="os^vDPX*"[number % 8],
+                          color=f"C{number % 10}", label=method)  # fmt: skip
+        axes.set(yscale="log", xlabel="bits per value", ylabel="KL, nats per token", title=name)
+        axes.grid(visible=True, which="both", alpha=0.3)
+        axes.legend(fontsize=8)
     figure.savefig(path, dpi=130)
