@@ -14,7 +14,7 @@ what=${1:?vllm, lmcache or install}
 left=${2:-1800}
 case $what in
   lmcache) needed=150 tests=(tests/test_lmcache.py tests/test_lmcache_plugin.py tests/test_lmcache_forms.py) ;;
-  vllm) needed=330 tests=(tests/test_vllm.py tests/test_vllm_parts.py tests/test_torch_dataset.py) ;;
+  vllm) needed=330 tests=(tests/test_vllm.py tests/test_vllm_models.py tests/test_vllm_parts.py tests/test_torch_dataset.py) ;;
   install) needed=0 ;;
   *) echo "no such engine: $what" >&2; exit 64 ;;
 esac
@@ -60,6 +60,14 @@ elif ! grep -qx "$what" "$installed"; then
 elif ((left < needed)); then
   echo "NOT CHECKED: $what needs up to $needed s, and $left s are left"
   exit 0
+fi
+
+if [ "$what" = vllm ]; then
+  if grep -qx lmcache "$installed"; then
+    tests+=(tests/test_vllm_lmcache.py)
+  else
+    echo "NOT CHECKED: vLLM with LMCache, which could not be installed here"
+  fi
 fi
 
 start=$SECONDS
