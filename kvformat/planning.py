@@ -16,7 +16,7 @@ from kvformat.limits import LIMITS
 from kvformat.tracks import CODEC_NAMES, EXACT
 
 RELATIVE_STEPS: Final = MappingProxyType(
-    {"high": 0.14, "near-lossless": 0.28, "balanced": 0.8, "small": 1.2}
+    {"high": 0.14, "near-lossless": 0.24, "balanced": 0.8, "small": 1.2}
 )
 ROLE_FACTORS: Final = MappingProxyType({"key": math.sqrt(0.5), "value": math.sqrt(2)})
 """Keys carry more of the error than values at equal step (measured, see the rationale)."""
