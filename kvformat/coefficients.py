@@ -38,44 +38,55 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class LayerForward:
-    """From values to integers: ``forward`` float32 ``[C, C]``, column k in steps of component k.
+    """From values to integers: ``forward`` float32 ``[C, C]``, a column per channel of integers.
 
-    ``component`` and ``multiple`` int64 ``[C]`` say what each slot holds: a component, times
-    ``WIDE`` for a high part.
+    A column holds the component, in steps, whose integer is stored there. Those of ``high`` int64
+    ``[W]`` hold multiples of ``WIDE`` of the components in the columns ``low``.
     """
 
     transform: LayerTransform
     forward: Float32
-    component: NDArray[np.int64]
-    multiple: NDArray[np.int64]
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+
+    @staticmethod
+    def make(
+        transform: LayerTransform, components: Float32, component: Any, multiple: Any, heads: int
+    ) -> LayerForward:
+        """From a column per component and, by slot, the component and multiple that it holds."""
+        slots = np.arange(len(component)).reshape(-1, heads).T.reshape(-1)
+        component, multiple = component[slots], multiple[slots]
+        high = np.flatnonzero(multiple == WIDE)
+        narrow = np.flatnonzero(multiple != WIDE)
+        place = np.zeros(len(component), np.int64)
+        place[component[narrow]] = narrow
+        return LayerForward(
+            transform, np.take(components, component, axis=1), place[component[high]], high
+        )
 
     def quantise(
         self, x: NDArray[Any], token_scale: Float32, positions: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Integers uint8 ``[N, H, D]`` of values ``[N, H, D]``, and the rows that do not fit."""
+        """Integers uint8 ``[N, H, D]`` of values ``[N, H, D]``, and the rows that do not fit.
+
+        The caller keeps BLAS on one thread.
+        """
         z = load_float32(np.ascontiguousarray(x))
         if self.transform.rotation is not None:
             self.transform.rotation.turn(z, positions, back=True)
         flat = z.reshape(len(z), -1)
         np.subtract(flat, self.transform.mean, out=flat)
         np.divide(flat, token_scale[:, None], out=flat)
-        with single_threaded_blas:
-            whole = flat @ self.forward
+        whole = flat @ self.forward
         np.rint(whole, out=whole)
-        slots = whole[:, self.component]
-        high = self.multiple == WIDE
-        if high.any():
-            split = np.isin(self.component, self.component[high])
-            carry = np.floor((slots[:, split] + WIDE // 2) / WIDE)
-            top = high[split]
-            slots[:, split] = np.where(top, carry, slots[:, split] - carry * WIDE)
-        unfit = ~(np.abs(slots) < CENTRE).all(axis=1)
-        np.nan_to_num(slots, copy=False)
-        np.clip(slots, 1 - CENTRE, CENTRE - 1, out=slots)
-        np.add(slots, CENTRE, out=slots)
-        _, heads, head_dim = x.shape
-        q = slots.astype(np.uint8).reshape(len(x), head_dim, heads).transpose(0, 2, 1)
-        return np.ascontiguousarray(q), unfit
+        if len(self.high):
+            carry = np.floor((whole[:, self.low] + WIDE // 2) / WIDE)
+            whole[:, self.high] = carry
+            whole[:, self.low] -= carry * WIDE
+        unfit = ~((whole.max(axis=1) < CENTRE) & (whole.min(axis=1) > -CENTRE))
+        whole[unfit] = 0
+        np.add(whole, CENTRE, out=whole)
+        return whole.astype(np.uint8).reshape(x.shape), unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +99,39 @@ class TokenWeights:
     limit: float
     window: int = 0
 
-    def levels(self, features: Float64) -> NDArray[np.uint8]:
+    def levels(self, facts: TokenFacts) -> NDArray[np.uint8]:
         """Indices into ``LEVELS`` uint8 ``[T]``: a weight four times as high halves the step."""
-        with single_threaded_blas:
-            log = self.power * ((features - self.centre) @ self.coefficient)
+        log = self.power * (facts.times(self.coefficient) - self.centre @ self.coefficient)
         steps = np.rint(-0.5 * PER_OCTAVE * np.clip(log, -self.limit, self.limit) / np.log(2))
         middle = len(LEVELS) // 2
         levels: NDArray[np.uint8] = np.clip(steps + middle, 0, len(LEVELS) - 1).astype(np.uint8)
         return levels
 
 
-def features(key: Float32, value: Float32, window: int = 0) -> Float64:
-    """``[T, F]`` of un-rotated keys and values ``[T, H, D]``: recency, energies, the values.
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """Features of the tokens of a layer: ``few`` ``[T, f]``, and ``rows`` float32 ``[T, C]``."""
+
+    few: Float64
+    rows: tuple[Float32, ...]
+
+    def matrix(self) -> Float64:
+        """``[T, F]``."""
+        return np.concatenate([self.few, *self.rows], axis=1, dtype=np.float64)
+
+    def times(self, coefficient: Float64) -> Float64:
+        """The matrix times ``[F]``, without making it."""
+        start = self.few.shape[1]
+        total: Float64 = self.few @ coefficient[:start]
+        for rows in self.rows:
+            stop = start + rows.shape[1]
+            total += rows @ coefficient[start:stop].astype(np.float32)
+            start = stop
+        return total
+
+
+def token_facts(key: Float32, value: Float32, window: int = 0) -> TokenFacts:
+    """Of un-rotated keys and values ``[T, H, D]``: recency, energies by head, the rows.
 
     A layer with a sliding window of ``window`` tokens has one more: how many of the tokens to come
     will see this one.
@@ -108,9 +140,12 @@ def features(key: Float32, value: Float32, window: int = 0) -> Float64:
     steps_back = np.arange(tokens, 0, -1.0)[:, None]
     distance = np.log(steps_back)
     seen = [np.log(np.maximum(window - steps_back, 1.0))] if window else []
-    energies = [np.log((x.astype(np.float64) ** 2).sum(-1) + TINY) for x in (key, value)]
-    flat = [x.reshape(tokens, -1).astype(np.float64) for x in (key, value)]
-    return np.concatenate([distance, distance**2, *seen, *energies, *flat], axis=1)
+    energies = [
+        np.log(np.einsum("thd,thd->th", x, x, dtype=np.float32).astype(np.float64) + TINY)
+        for x in (key, value)
+    ]
+    few = np.concatenate([distance, distance**2, *seen, *energies], axis=1)
+    return TokenFacts(few, (key.reshape(tokens, -1), value.reshape(tokens, -1)))
 
 
 class ProfileWriter:
@@ -146,11 +181,12 @@ class ProfileWriter:
         """The matrices of a global layer."""
         name = f"{quality}.{group.role}.{layer}"
         step = self._tensors[f"{name}.step"].astype(np.float32)[0]
-        return LayerForward(
+        return LayerForward.make(
             self.profile.transform(quality, group, layer, identity),
             self._tensors[f"{group.role}.{layer}.forward"].astype(np.float32) / step,
             self._tensors[f"{name}.component"].astype(np.int64),
             self._tensors[f"{name}.multiple"].astype(np.int64),
+            group.heads,
         )
 
     def weights(self, role: str, layer: int) -> TokenWeights | None:
@@ -196,12 +232,13 @@ def quantise_transformed(
     index = levels.copy()
     integers = np.empty((len(layers), *layers[0].shape), np.uint8)
     patches: list[Patches] = []
-    for number, (x, forward) in enumerate(zip(layers, forwards, strict=True)):
-        integers[number], unfit = forward.quantise(x, LEVELS[index[number]], positions)
-        ordinals = np.flatnonzero(unfit | exact_tokens[number])
-        integers[number, ordinals] = CENTRE
-        index[number, ordinals] = 0
-        patches.append(Patches(ordinals.astype(np.int64), x[ordinals]))
+    with single_threaded_blas:  # once, not for every product
+        for number, (x, forward) in enumerate(zip(layers, forwards, strict=True)):
+            integers[number], unfit = forward.quantise(x, LEVELS[index[number]], positions)
+            ordinals = np.flatnonzero(unfit | exact_tokens[number])
+            integers[number, ordinals] = CENTRE
+            index[number, ordinals] = 0
+            patches.append(Patches(ordinals.astype(np.int64), x[ordinals]))
     return finish_segment(integers, index, patches)
 
 
@@ -286,26 +323,40 @@ def _token_levels(
         for number, item in enumerate(cache.groups)
         for index, layer in enumerate(item.group.layers)
     }
+    layers = sorted({cache.groups[number].group.layers[index] for number, index in rotations})
 
-    def one(place: tuple[int, int]) -> NDArray[np.uint8]:
+    def plain(place: tuple[int, int]) -> Float32:
+        """The tokens held of a layer ``[T, H, D]``, not rotated."""
         number, index = place
         item = cache.groups[number]
-        layer = item.group.layers[index]
-        weights = writer.weights(item.group.role, layer)
-        start, stop = item.group.held(cache.token_count)
-        pair = [places.get((role, layer)) for role in ("key", "value")]
-        if weights is None or None in pair:
-            return np.full(stop - start, len(LEVELS) // 2, np.uint8)
-        positions = np.arange(first_position + start, first_position + stop)
-        parts = []
-        for found in pair:
-            assert found is not None  # noqa: S101 - for the type checker; tested above
-            x = load_float32(np.ascontiguousarray(cache.groups[found[0]].layers[found[1]]))
-            rotation = rotations.get(found)
-            if rotation is not None:
-                rotation.turn(x, positions, back=True)
-            parts.append(x)
-        return weights.levels(features(parts[0], parts[1], weights.window))
+        x = load_float32(np.ascontiguousarray(item.layers[index]))
+        rotation = rotations.get(place)
+        if rotation is not None:
+            start, stop = item.group.held(cache.token_count)
+            rotation.turn(x, np.arange(first_position + start, first_position + stop), back=True)
+        return x
 
-    order = sorted(rotations)
-    return dict(zip(order, in_order(one, order, worker_count(workers, 2**25)), strict=True))
+    def one(layer: int) -> dict[tuple[int, int], NDArray[np.uint8]]:
+        """Of all transformed places of a layer."""
+        pair = [places[role, layer] for role in ("key", "value") if (role, layer) in places]
+        rows = [plain(place) for place in pair] if len(pair) == 2 else []
+        facts: dict[int, TokenFacts] = {}
+        found = {}
+        for (role, number), place in places.items():
+            if number != layer or place not in rotations:
+                continue
+            weights = writer.weights(role, layer) if rows else None
+            if weights is None:
+                start, stop = cache.groups[place[0]].group.held(cache.token_count)
+                found[place] = np.full(stop - start, len(LEVELS) // 2, np.uint8)
+                continue
+            if weights.window not in facts:
+                facts[weights.window] = token_facts(rows[0], rows[1], weights.window)
+            with single_threaded_blas:
+                found[place] = weights.levels(facts[weights.window])
+        return found
+
+    levels: dict[tuple[int, int], NDArray[np.uint8]] = {}
+    for found in in_order(one, layers, worker_count(workers, 2**25)):
+        levels.update(found)
+    return levels

@@ -28,6 +28,7 @@ from kvformat.quantiser import (
     SINK_TOKENS,
     LayerFacts,
     QuantisedSegment,
+    is_modest,
     make_set,
     measure_layer,
     needs_exact_rows,
@@ -140,12 +141,20 @@ def prepare(
         for index in range(len(item.layers))
     ]
 
+    qualities = {plan.quality for plan in plans} - {EXACT}
+    known = () if coefficients is None else coefficients.groups
+    whole = {
+        number
+        for number in range(len(cache.groups))
+        if all((quality, number) in known for quality in qualities)
+    }
+
     def measure(place: tuple[int, int]) -> tuple[bytes, LayerFacts | None]:
         item = cache.groups[place[0]]
         x = item.layers[place[1]]
         where = f"group {item.group.name}, layer {item.group.layers[place[1]]}"
         facts = None
-        if needed and item.group.quantisable:
+        if needed and item.group.quantisable and not (place[0] in whole and is_modest(x)):
             starts = item.group.held(cache.token_count)[0] == 0
             facts = measure_layer(x, sinks=sinks and starts, where=where)
         return digest_tensor(x), facts

@@ -32,6 +32,7 @@ LEVELS: Final = quant.geometric_levels()
 SINK_TOKENS: Final = 4
 NEGLIGIBLE: Final = 1e-6
 """Deviations below this part of the channel means are noise of the dtype, not information."""
+MODEST: Final = 2.0**32
 HEAD_REACH: Final = 4.0
 """A head's step is at most the step that this multiple of its own deviation would get."""
 DEVIATIONS_HELD: Final = 6.0
@@ -44,6 +45,14 @@ class LayerFacts:
 
     statistics: quant.Statistics
     levels: NDArray[np.uint8]
+
+
+def is_modest(x: NDArray[Any]) -> bool:
+    """Whether all values are finite and of such a size that ``measure_layer`` refuses none."""
+    if not x.size:
+        return True
+    values = quant.load_float32(np.ascontiguousarray(x))
+    return bool(values.max() < MODEST and values.min() > -MODEST)
 
 
 def measure_layer(x: NDArray[Any], *, sinks: bool, where: str) -> LayerFacts:

@@ -36,17 +36,20 @@ class Rotation:
 
     def turn(self, z: Float32, positions: NDArray[np.int64], *, back: bool = False) -> None:
         """Rotate ``z`` float32 ``[T, H, D]`` in place; ``back`` is the inverse up to rounding."""
-        cosine, sine = (item[:, None] for item in self.table(positions))
-        if back:
-            sine = -sine
         n = len(self.cosine)
-        if self.pairing == "half":
-            u, v = z[..., :n], z[..., n : 2 * n]
-        else:
-            u, v = z[..., 0 : 2 * n : 2], z[..., 1 : 2 * n : 2]
-        turned = u * cosine - v * sine
-        v[...] = v * cosine + u * sine
-        u[...] = turned
+        half = self.pairing == "half"
+        u, v = (slice(n), slice(n, 2 * n)) if half else (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
+        first = int(positions[0]) if len(positions) else 0
+        along, across = _rows(
+            self.cosine.tobytes(), self.sine.tobytes(), first, len(positions), half
+        )
+        pairs = z[..., : 2 * n]
+        others = np.empty_like(pairs)
+        others[..., u], others[..., v] = pairs[..., v], pairs[..., u]
+        # a + (-b) is a - b to the bit, and whole rows are twice as fast as halves
+        np.multiply(others, across, out=others)
+        np.multiply(pairs, along, out=pairs)
+        (np.subtract if back else np.add)(pairs, others, out=pairs)
 
 
 @lru_cache(maxsize=16)
@@ -62,6 +65,17 @@ def _table(cosine: bytes, sine: bytes, first: int, count: int) -> tuple[Float32,
         x[rows], y[rows] = a * c - b * s, a * s + b * c
         c, s = c * c - s * s, c * s + c * s
     return x.astype(np.float32), y.astype(np.float32)
+
+
+@lru_cache(maxsize=8)
+def _rows(
+    cosine: bytes, sine: bytes, first: int, count: int, half: bool
+) -> tuple[Float32, Float32]:
+    """Factors ``[T, 1, 2 n]`` of a row's dims, and of those that they are paired with."""
+    c, s = _table(cosine, sine, first, count)
+    axis = 1 if half else 2
+    shape = (count, 1, 2 * c.shape[1])
+    return np.stack((c, c), axis).reshape(shape), np.stack((-s, s), axis).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)

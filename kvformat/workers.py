@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import OpenBLASController, ThreadpoolController
 
 from kvformat.errors import UsageError
 
@@ -23,7 +23,8 @@ class _SingleThreadedBlas:
     """Keeps matrix products on the thread that calls them, while anyone is inside.
 
     Our workers are the parallelism: products that spread over all cores as well make reads ten
-    times slower. The limit holds for the whole process, and is lifted when the last one leaves.
+    times slower. The limit holds for the whole process, and is lifted when the last one leaves,
+    on whichever thread that is.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class _SingleThreadedBlas:
                 if self._libraries is None:
                     self._libraries = ThreadpoolController()
                 self._limit = self._libraries.limit(limits=1, user_api="blas")
+                _let_any_thread_limit()
             self._inside += 1
 
     def __exit__(self, *error: object) -> None:
@@ -45,6 +47,14 @@ class _SingleThreadedBlas:
             self._inside -= 1
             if not self._inside:
                 self._limit.restore_original_limits()
+                _let_any_thread_limit()
+
+
+def _let_any_thread_limit() -> None:
+    """threadpoolctl 3.8 obeys only the first thread that it hears, until that lets others in."""
+    release = getattr(OpenBLASController, "clear_controlling_thread", None)
+    if release is not None:
+        release()
 
 
 single_threaded_blas: Final = _SingleThreadedBlas()

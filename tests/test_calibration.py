@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kvformat
-from kvformat.coefficients import ProfileWriter, features
+from kvformat.coefficients import ProfileWriter, token_facts
 from kvformat.identity import Identity
 from kvformat.profiles import parse_profile
 
@@ -200,11 +200,19 @@ def test_the_model_reads_on_from_a_fine_profile(tmp_path: Path) -> None:
 
 def test_a_window_counts_who_will_see_a_token() -> None:
     key = np.random.default_rng(0).standard_normal((9, 2, 4)).astype(np.float32)
-    plain, windowed = features(key, key), features(key, key, 12)
+    plain, windowed = (token_facts(key, key, window).matrix() for window in (0, 12))
     assert np.array_equal(windowed[:, :2], plain[:, :2])
     assert np.array_equal(windowed[:, 3:], plain[:, 2:])
     assert np.allclose(np.exp(windowed[:, 2]), [3, 4, 5, 6, 7, 8, 9, 10, 11])
-    assert np.allclose(np.exp(features(key, key, 4)[:, 2]), [1, 1, 1, 1, 1, 1, 1, 2, 3])
+    assert np.allclose(np.exp(token_facts(key, key, 4).few[:, 2]), [1, 1, 1, 1, 1, 1, 1, 2, 3])
+
+
+def test_facts_times_a_vector_are_their_matrix_times_it() -> None:
+    random = np.random.default_rng(0)
+    key, value = random.standard_normal((2, 9, 2, 4)).astype(np.float32)
+    facts = token_facts(key, value, 12)
+    vector = random.standard_normal(facts.matrix().shape[1])
+    assert np.allclose(facts.times(vector), facts.matrix() @ vector, atol=1e-5)
 
 
 def test_weights_know_their_window() -> None:

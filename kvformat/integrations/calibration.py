@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from kvformat.coefficients import WIDE, features
+from kvformat.coefficients import WIDE, token_facts
 from kvformat.errors import UsageError
 from kvformat.identity import Identity, Rope
 from kvformat.integrations.transformers import (
@@ -248,7 +248,7 @@ def _held(
     return Held(
         tuple(item[after_sinks:] for item in rows),
         tuple(item[:, after_sinks:] for item in gradients),
-        features(rows[0], rows[1], window)[after_sinks:],
+        token_facts(rows[0], rows[1], window).matrix()[after_sinks:],
         window,
     )
 
