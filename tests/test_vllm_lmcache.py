@@ -10,10 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,24 +34,6 @@ SERVER = "import sys; from lmcache.cli.main import main; sys.exit(main())"
 def prompt(seed: int) -> list[int]:
     ids = np.random.default_rng(seed).integers(0, VOCABULARY, COUNT)
     return [int(item) for item in ids]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def attributes_of_numba() -> Iterator[None]:
-    """vLLM's build for CPUs looks into all modules; llvmlite's library answers as if it had any."""
-    from llvmlite.binding import ffi
-
-    kind = type(ffi.lib)
-    plain = kind.__getattr__
-
-    def attribute(self: Any, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return plain(self, name)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "__getattr__", attribute)
-        yield
 
 
 def free_port() -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +79,33 @@ def make_adapter(folder: Path, seed: int) -> Path:
     return folder
 
 
+def mend_llvmlite() -> None:
+    """vLLM's build for CPUs looks into all modules; llvmlite's library has any attribute at all.
+
+    LMCache imports numba, and that imports llvmlite.
+    """
+    ffi = import_module("llvmlite.binding.ffi")
+    kind = type(ffi.lib)
+    plain = kind.__getattr__
+
+    def attribute(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return plain(self, name)
+
+    kind.__getattr__ = attribute
+
+
 class Engine:
     """An engine with or without the connector; ``options`` are the engine's own."""
 
     def __init__(self, model: Path, extra: dict[str, Any] | None = None, **options: Any) -> None:
         from vllm import LLM
         from vllm.config import KVTransferConfig
+        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
+        if "llvmlite" in sys.modules:
+            mend_llvmlite()
         if extra is not None:
             options["kv_transfer_config"] = KVTransferConfig(
                 kv_connector="KvformatConnector",
@@ -97,7 +119,11 @@ class Engine:
             "max_model_len": MOST_TOKENS, "max_num_seqs": 4, "block_size": BLOCK,
             "enable_prefix_caching": True, "disable_log_stats": True,
         }  # fmt: skip
-        self.llm = LLM(model=str(model), **{**usual, **options})
+        try:
+            self.llm = LLM(model=str(model), **{**usual, **options})
+        except BaseException:
+            ensure_kv_transfer_shutdown()  # or the next engine gets the connector of this one
+            raise
 
     @property
     def core(self) -> Any:
