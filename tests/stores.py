@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 from blake3 import blake3
 from numpy.typing import NDArray
 
@@ -22,6 +23,7 @@ from kvformat.store.local import LocalBackend
 from kvformat.store.publishing import Publisher
 from kvformat.store.queueing import EncoderQueue
 from tests.builder import seal_header
+from tests.transformed import Transform, profile_file
 
 BLOCK = 256
 LAYERS, HEADS, DIM = 2, 1, 8
@@ -173,3 +175,39 @@ def load_by(way: str, view: View, hit: Hit) -> LoadReport:
         for placed in stream:
             assert placed.block.array.size
     return stream.report
+
+
+def stepwise_profile(
+    shape: tuple[int, int, int],
+    step: float,
+    *,
+    model: str,
+    quality: str = "near-lossless",
+    turns: NDArray[np.float64] | None = None,
+) -> bytes:
+    """A calibration profile for writers, of a model with ``shape`` layers, KV heads and dims.
+
+    Coefficients are the values themselves, in steps of ``step``; keys are turned by ``turns``,
+    cosines and sines ``[2, pairs]``.
+    """
+    layers, heads, dims = shape
+    count = heads * dims
+    slots = [(c % dims) * heads + c // dims for c in range(count)]  # d * H + h of each channel
+    matrix = np.zeros((count, count), np.int64)
+    matrix[range(count), slots] = 1
+    tensors: dict[str, NDArray[Any]] = {}
+    found = []
+    for role in ("key", "value"):
+        turned = turns is not None and role == "key"
+        rotation: dict[str, Any] = {"pairing": "half", "turns": turns} if turned else {}
+        for layer in range(layers):
+            name = f"{quality}.{role}.{layer}"
+            tensors[f"{role}.{layer}.forward"] = matrix.astype(np.float32)
+            tensors[f"{name}.step"] = np.array([step], np.float32)
+            tensors[f"{name}.component"] = np.arange(count, dtype=np.int32)
+            tensors[f"{name}.multiple"] = np.ones(count, np.int32)
+            mean, scales = np.zeros(count, np.float32), np.full(count, step, np.float32)
+            item = Transform(quality, role, layer, heads, dims, mean, scales, matrix, **rotation)
+            found.append(item)
+    said = {"id": model, "revision": None, "weights_digest": None}
+    return profile_file(found, model=said, writer=safetensors.numpy.save(tensors))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import kvformat
+from kvformat.errors import UsageError
 
 pytest.importorskip("lmcache", reason="lmcache is not installed")
 
@@ -26,6 +27,7 @@ from tests.lmcache_engine import (
     object_key,
     wait_for,
 )
+from tests.stores import stepwise_profile
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of LMCache, raised in this process
 
@@ -76,6 +78,42 @@ def test_a_restarted_server_loads_what_the_first_stored(
     assert [torch.equal(a, b) for a, b in zip(found, data, strict=True)] == [True] * 3
     wait_for(lambda: not second.adapter._holds)
     second.close()
+
+
+def test_a_profile_makes_objects_that_any_server_with_it_loads(tmp_path: Path) -> None:
+    """Values that are whole steps come back bit for bit."""
+    keys = [object_key(number) for number in range(2)]
+    data = [item.mul(8).round().clamp(-100, 100).div(8) for item in tensors(SHAPE, 2)]
+    file = tmp_path / "own.kvp"
+    file.write_bytes(stepwise_profile((LAYERS, HEADS, WIDTH), 1 / 8, model=keys[0].model_name))
+    lossy = {"heads": HEADS, "head_dim": WIDTH, "quality": "near-lossless", "mixed": True}
+    root = tmp_path / "store"
+    first = Server(root, profile=str(file), **lossy)
+    first.write(keys, data)
+    wait_for(lambda: len(objects_in(root)) == 2)
+    first.close()
+    with kvformat.open(objects_in(root)[0]) as artifact:
+        assert artifact.manifest.profile is not None
+    second = Server(root, profiles=[str(tmp_path)], **lossy)
+    found = second.read(keys, data[0])
+    assert [torch.equal(a, b) for a, b in zip(found, data, strict=True)] == [True] * 2
+    second.close()
+    without = Server(root, **lossy)
+    assert Direct(without).look_up(keys) == [True, True]
+    assert Direct(without).load(keys)[0] == [False, False]
+    assert without.adapter._objects.store.metrics.value("misses", "profile") == 2
+    without.close()
+
+
+def test_a_profile_for_rotated_keys_is_refused_at_the_start(tmp_path: Path) -> None:
+    from kvformat.integrations.lmcache import KvformatL2Adapter
+
+    file = tmp_path / "own.kvp"
+    turns = torch.tensor([[1.0], [0.0]], dtype=torch.float64).numpy()
+    file.write_bytes(stepwise_profile((LAYERS, HEADS, WIDTH), 1 / 8, model="m", turns=turns))
+    settings = {"url": str(tmp_path), "quality": "high", "mixed": True, "profile": str(file)}
+    with pytest.raises(UsageError, match="does not say at which positions"):
+        KvformatL2Adapter(settings)
 
 
 @pytest.fixture(scope="module")

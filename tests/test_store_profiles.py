@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
@@ -23,11 +22,10 @@ from kvformat.store import Miss, Refusal, Store, StoreOptions, View
 from kvformat.store import results as answers
 from kvformat.store.publishing import convert_object
 from kvformat.tracks import TRANSFORMED
-from tests.stores import inline_store, objects, tokens
-from tests.transformed import Transform, profile_digest, profile_file
+from tests.stores import inline_store, objects, stepwise_profile, tokens
+from tests.transformed import profile_digest
 
 LAYERS, HEADS, DIM, STEP = 2, 2, 4, 1 / 16
-COUNT = HEADS * DIM
 MODEL = kvformat.Model("acme/small", "1")
 IDENTITY = kvformat.Identity(MODEL, LAYERS, "float16")
 IDS = tokens(1, 2, 3, 4, 5, extra=9)
@@ -37,31 +35,9 @@ NEAR = StoreOptions(quality="near-lossless", idle_s=0.05)
 def profile(
     *, model: str = MODEL.id, quality: str = "near-lossless", turned: bool = False
 ) -> bytes:
-    """Coefficients are the values themselves, in steps of ``STEP``; some rotated by nothing."""
-    places = [(c % DIM) * HEADS + c // DIM for c in range(COUNT)]  # slot d * H + h of channel
-    matrix = np.zeros((COUNT, COUNT), np.int64)
-    matrix[range(COUNT), places] = 1
-    tensors: dict[str, NDArray[Any]] = {}
-    found = []
-    for role in ("key", "value"):
-        for layer in range(LAYERS):
-            name = f"{quality}.{role}.{layer}"
-            tensors[f"{role}.{layer}.forward"] = matrix.astype(np.float32)
-            tensors[f"{name}.step"] = np.array([STEP], np.float32)
-            tensors[f"{name}.component"] = np.arange(COUNT, dtype=np.int32)
-            tensors[f"{name}.multiple"] = np.ones(COUNT, np.int32)
-            turns: dict[str, Any] = {}
-            if turned and role == "key":
-                turns = {"pairing": "half", "turns": np.array([[1.0], [0.0]])}
-            scales = np.full(COUNT, STEP, np.float32)
-            found.append(
-                Transform(
-                    quality, role, layer, HEADS, DIM, np.zeros(COUNT, np.float32), scales, matrix,
-                    **turns,
-                )
-            )  # fmt: skip
-    said = {"id": model, "revision": None, "weights_digest": None}
-    return profile_file(found, model=said, writer=safetensors.numpy.save(tensors))
+    turns = np.array([[1.0], [0.0]]) if turned else None
+    shape = (LAYERS, HEADS, DIM)
+    return stepwise_profile(shape, STEP, model=model, quality=quality, turns=turns)
 
 
 def kv_of(ids: Sequence[int], heads: tuple[int, int] = (0, HEADS)) -> NDArray[np.float16]:

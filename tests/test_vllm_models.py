@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import kvformat
 from kvformat.errors import UsageError
@@ -19,7 +18,7 @@ from kvformat.profiles import parse_profile
 
 vllm = pytest.importorskip("vllm", reason="vllm is not installed")
 
-from tests.transformed import Transform, profile_file  # noqa: E402
+from tests.stores import stepwise_profile  # noqa: E402
 from tests.vllm_engine import (  # noqa: E402
     VOCABULARY,
     Engine,
@@ -162,37 +161,17 @@ def test_latents_come_back_bit_for_bit_and_are_refused_where_the_engine_cannot_u
         assert found.view(torch.int16).equal(rows.view(torch.int16))
 
 
-def profile_of(model: Path, step: float) -> bytes:
-    """Coefficients are values in steps of ``step``; keys are turned as the model turns them."""
-    channels = HEADS * WIDTH
-    places = [(c % WIDTH) * HEADS + c // WIDTH for c in range(channels)]
-    matrix = np.zeros((channels, channels), np.int64)
-    matrix[range(channels), places] = 1
+def profile_of(model: str) -> bytes:
+    """Keys are turned as the model turns them."""
     angles = 10_000.0 ** (-np.arange(WIDTH // 2) / (WIDTH // 2))
-    turned = {"pairing": "half", "turns": np.array([np.cos(angles), np.sin(angles)])}
-    found, tensors = [], {}
-    for role in ("key", "value"):
-        for layer in range(LAYERS):
-            tensors[f"{role}.{layer}.forward"] = matrix.astype(np.float32)
-            name = f"near-lossless.{role}.{layer}"
-            tensors[f"{name}.step"] = np.array([step], np.float32)
-            tensors[f"{name}.component"] = np.arange(channels, dtype=np.int32)
-            tensors[f"{name}.multiple"] = np.ones(channels, np.int32)
-            found.append(
-                Transform(
-                    "near-lossless", role, layer, HEADS, WIDTH, np.zeros(channels, np.float32),
-                    np.full(channels, step, np.float32), matrix,
-                    **(turned if role == "key" else {}),
-                )
-            )  # fmt: skip
-    said = {"id": str(model), "revision": None, "weights_digest": None}
-    return profile_file(found, model=said, writer=safetensors.numpy.save(tensors))
+    turns = np.array([np.cos(angles), np.sin(angles)])
+    return stepwise_profile((LAYERS, HEADS, WIDTH), 1 / 16, model=model, turns=turns)
 
 
 def test_a_profile_is_written_and_read_with(
     model: Path, tmp_path: Path, engines: list[Engine]
 ) -> None:
-    data = profile_of(model, 1 / 16)
+    data = profile_of(str(model))
     file = tmp_path / "own.kvp"
     file.write_bytes(data)
     extra = {"url": str(tmp_path / "store"), "profile": str(file)}
@@ -221,6 +200,6 @@ def test_a_profile_is_written_and_read_with(
 
 def test_a_profile_of_another_model_is_refused_at_the_start(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "other.kvp"
-    file.write_bytes(profile_of(Path("/another/model"), 1 / 16))
+    file.write_bytes(profile_of("another/model"))
     with pytest.raises(kvformat.InvalidError, match="another model"):
         Engine(model, {"url": str(tmp_path / "store"), "profile": str(file)})
