@@ -97,7 +97,6 @@ function placeObjects(manifest, dataAt) {
     const must = (condition, detail) => check(condition, 'profile.content', `profile/transforms/${i}`, detail);
     must(i === 0 || compare(manifest.transforms[i - 1], t) < 0, 'not in ascending order, or twice (PRF-1, PRF-2)');
     must(t.heads * t.head_dim <= CHANNELS_LIMIT, `more than ${CHANNELS_LIMIT} channels (PRF-6)`);
-    must(t.heads <= t.heads_total - t.head_start, 'heads beyond heads_total (GRP-3)');
     must(t.pairing === 'none' ? t.pairs === 0 : t.pairs >= 1 && 2 * t.pairs <= t.head_dim, 'pairs (PRF-1)');
     const C = t.heads * t.head_dim;
     const bytes = 8 * C + 16 * t.pairs + C * C * INTEGERS[t.dtype].BYTES_PER_ELEMENT;
