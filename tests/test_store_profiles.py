@@ -22,6 +22,7 @@ from kvformat.store import Miss, Refusal, Store, StoreOptions, View
 from kvformat.store import results as answers
 from kvformat.store.publishing import convert_object
 from kvformat.tracks import TRANSFORMED
+from tests.requirements import covers
 from tests.stores import inline_store, objects, stepwise_profile, tokens
 from tests.transformed import profile_digest
 
@@ -97,6 +98,7 @@ def test_only_the_objects_say_what_profile_they_need(tmp_path: Path, file: str) 
             assert store.metrics.value("misses") == 0
 
 
+@covers("TRF-4")
 @pytest.mark.parametrize("way", ["load_into", "blocks", "load"])
 @pytest.mark.parametrize("place", [None, "gone.kvp", "other.kvp", "torn.kvp"])
 def test_a_missing_profile_is_a_miss_of_its_own(
@@ -146,6 +148,7 @@ def test_a_profile_that_comes_later_is_found(tmp_path: Path, file: str) -> None:
         assert read(view)[0].complete
 
 
+@covers("TRF-5")
 @pytest.mark.parametrize(
     ("data", "text"),
     [
@@ -197,6 +200,7 @@ def part_of(heads: tuple[int, int]) -> Cache:
     return Cache.from_tensors(tensors, head_start=heads[0], heads_total=HEADS)
 
 
+@covers("TRF-2")
 def test_ranks_of_some_heads_read_what_all_heads_wrote(tmp_path: Path, file: str) -> None:
     """All heads of a layer are decoded together (spec 9.5)."""
     with inline_store(tmp_path / "store", replace(NEAR, profile=file)) as store:
