@@ -4,11 +4,28 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from conformance.generate.compose import EXACT, EXACT_ZSTD, QUALITY, STORED, ZSTD, compose
+from conformance.generate.compose import (
+    EXACT,
+    EXACT_ZSTD,
+    HEVC,
+    IDENTITY,
+    LAYOUT_KEYS,
+    LEVELS,
+    QUALITY,
+    STORED,
+    ZSTD,
+    RawGroup,
+    Video,
+    compose,
+    noise,
+    streams,
+)
 from conformance.generate.core import HAND
 from conformance.generate.suite import Case, Operation, Suite, decode, inspect, verify
 from conformance.generate.transform_parts import (
@@ -16,13 +33,20 @@ from conformance.generate.transform_parts import (
     PROFILE,
     TURNS,
     attach,
+    coefficients,
     groups,
     identity,
     parts,
+    rope,
+    tiny,
     transform,
     transforms,
 )
-from tests.transformed import profile_file
+from tests.builder import Builder
+from tests.transformed import MODEL, Transform, profile_file
+
+# isort: split
+from kvconform.fuzz.pieces import Array
 
 GIVEN = ("--profile", PROFILE)
 RULES = "TRF-1 TRF-6 TRF-7"
@@ -183,6 +207,136 @@ def add_cases(suite: Suite) -> None:
         tracks=(STORED,),
         profile=with_more,
     )
+    case(
+        "float32",
+        f"{RULES} ARI-2",
+        "Keys and values in float32, with integers of 15 bits in the matrices and first_position 4,352.",
+        "Nothing is rounded behind the operations, so the order and the rounding of each one shows.",
+        tracks=(STORED,),
+        made=every_bit(),
+    )
+    case(
+        "numbers-at-their-limits",
+        f"{RULES} PRF-5 ARI-4",
+        "row_scale, mean, scale and token scales at the ends of their ranges, a cosine of 2^-20, and a turn that is a little longer than 1.",
+        "Products may be subnormal and are kept; values of float16 are clamped, those of float32 need not be.",
+        tracks=(STORED,),
+        made=at_the_limits(),
+    )
+    case(
+        "model-stated-in-part",
+        "TRF-5 PRF-1",
+        "The profile names a revision and weights, the artifact neither, and has an extension that need not be understood.",
+        "Models are compared by id, and by weights where both name them.",
+        tracks=(STORED,),
+        made=built(tiny(profile=stated)),
+    )
+    case(
+        "some-heads",
+        f"{RULES} TRF-2 TRF-5",
+        "Heads 2 and 3 of six are held.",
+        "The product is that of the heads held, and a selection names heads by their global numbers.",
+        tracks=(STORED,),
+        operations=[decode(STORED, *GIVEN), decode(STORED, *GIVEN, "--heads", "3:4")],
+        made=some_heads(),
+    )
+    hevc, profile = in_pictures(suite)
+    suite.add(
+        Case(
+            "trf", "in-pictures", "uncommon", ("TRF-6", "TRF-7", "TRK-3"), hevc, restored((HEVC, STORED)),
+            "Transformed keys as pictures.", "A codec carries integers, whatever they stand for.", HAND,
+            ("hevc", f"feature:{FEATURE}"), files={PROFILE: profile},
+        )
+    )  # fmt: skip
+
+
+def built(made: tuple[Builder, bytes]) -> tuple[bytes, bytes]:
+    """The bytes of artifact and profile."""
+    return made[0].build(), made[1]
+
+
+def stated(made: list[Transform]) -> bytes:
+    """A profile whose model says more than that of the artifact."""
+    model = {**MODEL, "revision": "r1", "weights_digest": "blake3:" + "1" * 64}
+    note = {"com.example.note": {"must_understand": False, "value": "a note"}}
+    return profile_file(made, model=model, extensions=note)
+
+
+def keys_alone(
+    dtype: str, made: list[Transform], *, first_position: int = 0, tracks: Sequence[str] = (STORED,),
+    scales: Array = LEVELS, more: Sequence[RawGroup] = (), change: Callable[[RawGroup], None] = lambda _: None,
+    **options: Any,
+) -> tuple[bytes, bytes]:  # fmt: skip
+    """Keys of layers 1 and 3, ten tokens, and ``more`` groups; all are transformed."""
+    source, quant = coefficients(f"alone-{dtype}", (2, 10, 2, 4), dtype, patches=(), scales=scales)
+    group = RawGroup("keys", "key", dtype, (1, 3), source, {QUALITY: quant})
+    change(group)
+    named = {**copy.deepcopy(IDENTITY), "rope": [rope(2, "half", (1, 3))]}
+    tokens = {"chain": None, "content": [], "count": 10, "first_position": first_position}
+    held = [group, *more]
+    builder = compose(held, 10, tracks, seg=6, identity=named, tokens=tokens, **options)
+    profile = profile_file(made)
+    return attach(builder, profile, range(len(held))).build(), profile
+
+
+def every_bit() -> tuple[bytes, bytes]:
+    """Matrices of odd integers up to 16,383, in float32."""
+    made = [transform("key", layer, pairing="half", pairs=2) for layer in (1, 3)]
+    made.append(transform("value", 3))
+    for item in made:
+        low = noise(f"low-{item.role}-{item.layer}", 8, 8).astype(np.int64)
+        item.matrix = (item.matrix // 64 * 64 + low // 4 * 2 + 1).clip(-16_383, 16_383)
+        item.mean = item.mean * np.float32(1.1)
+        item.row_scale = item.row_scale * np.float32(1.7)
+    source, quant = coefficients(
+        "all-values", (1, 10, 2, 4), "float32", patches=(3,), scales=LEVELS
+    )
+    values = RawGroup("values", "value", "float32", (3,), source, {QUALITY: quant})
+    return keys_alone("float32", made, first_position=4_352, more=[values])
+
+
+def at_the_limits() -> tuple[bytes, bytes]:
+    """Small numbers in layer 1, large ones in layer 3, and values that float16 cannot hold."""
+    small, large = (transform("key", layer, pairing="half", pairs=2) for layer in (1, 3))
+    longer = 1 + 2.0**-42
+    small.turns = large.turns = np.array([(2.0**-20, 0.6 * longer), (1 - 2.0**-41, 0.8 * longer)])
+    small.row_scale = np.full(8, 2.0**-40, np.float32)
+    small.mean = np.zeros(8, np.float32)
+    small.matrix = np.zeros((8, 8), np.int64)
+    small.matrix[[0, 1, 4, 5], [0, 1, 2, 3]] = 1  # the second dim of each pair is 0
+    large.row_scale = np.full(8, 2.0**22, np.float32)
+    large.mean = np.float32([2.0**96, -(2.0**96), 2.0**-64, -(2.0**-64), 0, 1, -1, 2.0**96])
+    value = transform("value", 3, row_scale=np.full(8, 1, np.float32))
+    limits = np.float32([2.0**-40, 2.0**40])
+
+    def change(group: RawGroup) -> None:
+        group.quants[QUALITY].scale = limits.copy()
+        group.quants[QUALITY].index = np.tile(np.uint8([0, 0, 0, 0, 1]), (2, 2))
+
+    source, quant = coefficients("clamped", (1, 10, 2, 4), "float16", patches=(), scales=LEVELS)
+    values = RawGroup("values", "value", "float16", (3,), source, {QUALITY: quant})
+    made = [small, large, value]
+    return keys_alone("float32", made, scales=limits, more=[values], change=change)
+
+
+def some_heads() -> tuple[bytes, bytes]:
+    """A rank's heads."""
+    made = [
+        transform("key", layer, pairing="half", pairs=2, head_start=2, heads_total=6)
+        for layer in (1, 3)
+    ]
+
+    def change(group: RawGroup) -> None:
+        group.head_start, group.heads_total = 2, 6
+
+    return keys_alone("float16", made, change=change)
+
+
+def in_pictures(suite: Suite) -> tuple[bytes, bytes]:
+    """The integers as pictures, and as they are."""
+    made = [transform("key", layer, pairing="half", pairs=2) for layer in (1, 3)]
+    video = Video([LAYOUT_KEYS], lambda _: 0, streams(suite, "transformed"))
+    return keys_alone("bfloat16", made, tracks=(HEVC, STORED), video=video)
 
 
 def with_more(made: list[Any]) -> bytes:

@@ -7,6 +7,7 @@ Each artifact names the profile that it comes with, also a broken one: its diges
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,16 @@ from conformance.generate.transform_parts import (
 )
 from conformance.generate.transformed import GIVEN
 from tests.builder import Builder
-from tests.transformed import MODEL, Transform, assembled, cut_profile, profile_file, profile_with
+from tests.transformed import (
+    MAGIC,
+    MODEL,
+    Transform,
+    assembled,
+    canonical,
+    cut_profile,
+    profile_file,
+    profile_with,
+)
 
 MISSING, CONTENT = "profile.missing", "profile.content"
 
@@ -57,6 +67,8 @@ def add_cases(suite: Suite) -> None:
     _manifests(suite)
     _sets(suite)
     _missing(suite)
+    _headers(suite)
+    _fronts(suite)
     _structures(suite)
     _numbers(suite)
     _fits(suite)
@@ -101,6 +113,12 @@ def _manifests(suite: Suite) -> None:
     what = "An encoding `transformed`, and neither the feature nor `profile`."
     why = "A reader that lacks the feature must see an unknown encoding."
     _add(suite, "encoding-alone", "TRF-1 QUA-1 FEA-1", builder.build(), calls, what, why)
+    builder, _ = tiny()
+    builder.manifest["groups"][0]["dtype"] = "uint8"
+    calls = [verify("manifest.semantics"), inspect("manifest.semantics")]
+    what = "A transformed group of opaque bytes."
+    why = "What holds of quantised groups holds of transformed ones."
+    _add(suite, "opaque-bytes", "QUA-3", builder.build(), calls, what, why)
     builder, _ = tiny(cut=(3, 1))
     calls = [verify("manifest.semantics"), inspect("manifest.semantics")]
     what = "Segments of a transformed group that hold one head of two."
@@ -143,6 +161,7 @@ def _missing(suite: Suite) -> None:
         decode(STORED, "--profile", "cut.kvp", code="file.size"),
         decode(STORED, "--profile", "changed.kvp", code="manifest.digest"),
         decode(STORED, "--profile", "damaged.kvp", code=CONTENT),
+        decode(STORED, "--profile", "flipped.kvp", code=CONTENT),
         decode(STORED, *GIVEN),
     ]
     files = {
@@ -150,6 +169,7 @@ def _missing(suite: Suite) -> None:
         "other.kvp": other,
         "cut.kvp": profile[:-1],
         "changed.kvp": profile[: front - 9] + b"~" + profile[front - 8 :],
+        "flipped.kvp": profile[: front + 4] + b"\1" + profile[front + 5 :],
         "damaged.kvp": profile[: front + 9] + b"~~~~" + profile[front + 13 :],
     }
     what = (
@@ -160,6 +180,58 @@ def _missing(suite: Suite) -> None:
     _add(suite, "profile-missing-or-damaged", rules, data, calls, what, why, files=files)
 
 
+def _headers(suite: Suite) -> None:
+    builder, profile = tiny()
+    manifest, data = cut_profile(profile)
+    version = {"fixed": MAGIC + struct.pack("<HHI", 0, 10, 128)}
+    magic = {"fixed": b"\x89KVF\r\n\x1a\n" + struct.pack("<HHI", 0, 9, 128)}
+    unlike = (
+        ("magic.kvp", MISSING, assembled(manifest, data, **magic)),
+        ("version.kvp", MISSING, assembled(manifest, data, **version)),
+        ("reserved.kvp", MISSING, assembled(manifest, data, reserved=bytes(23) + b"\1")),
+        ("check.kvp", MISSING, profile[:20] + b"~" + profile[21:]),
+        ("empty.kvp", MISSING, b""),
+        ("longer.kvp", "file.size", profile + b"\0"),
+        ("tables.kvp", CONTENT, assembled(manifest, data, tables_bytes=1)),
+    )
+    calls = [decode(STORED, "--profile", name, code=code) for name, code, _ in unlike]
+    what = "The right manifest and data, behind seven headers that are not right."
+    why = "A file that is no profile of this version is not the one that was asked for."
+    files = {name: file for name, _, file in unlike}
+    rules = "TRF-4 HDR-2 HDR-3 HDR-6 HDR-10 ORD-1"
+    _add(suite, "profile-headers", rules, builder.build(), calls, what, why, files=files)
+
+
+def _fronts(suite: Suite) -> None:
+    good = tiny()[1]
+
+    def text(change: Callable[[bytes], bytes]) -> Callable[[list[Transform]], bytes]:
+        manifest, data = cut_profile(good)
+        return lambda _: assembled(change(canonical(manifest)), data)
+
+    def member(name: str, value: Any) -> Callable[[list[Transform]], bytes]:
+        manifest, _ = cut_profile(good)
+        return lambda _: profile_with(good, {**manifest, name: value})
+
+    def extension(value: Any, *, must: bool = False) -> Callable[[list[Transform]], bytes]:
+        return member("extensions", {"com.example.a": {"must_understand": must, "value": value}})
+
+    nested: list[Any] = []
+    for _ in range(13):
+        nested = [nested]
+    why = "A profile is read by the steps of an artifact, and refused with their codes."
+    for slug, rules, code, what, make in (
+        ("key-twice", "JSN-3", "manifest.duplicate-key", "A key twice.", text(lambda t: b'{"data_bytes":1,' + t[1:])),
+        ("not-canonical", "JSN-7", "manifest.canonical", "A space at the end.", text(lambda t: t + b" ")),
+        ("other-feature", "FEA-2", "feature.unknown", "A feature besides.", member("features", ["no-such-feature", FEATURE])),
+        ("extension", "EXT-2", "extension.unknown", "An extension that must be understood.", extension(1, must=True)),
+        ("depth-17", "JSN-8", CONTENT, "JSON of depth 17.", extension(nested)),
+        ("other-format", "PRF-1", CONTENT, "The format of an artifact.", member("format", "kvformat")),
+        ("other-version", "PRF-1", CONTENT, "Version 0.10, behind a header of 0.9.", member("version", "0.10")),
+    ):  # fmt: skip
+        _case(suite, f"profile-{slug}", f"PRF-1 ORD-1 {rules}", what, why, make, code=code)
+
+
 def _case(
     suite: Suite,
     slug: str,
@@ -168,12 +240,13 @@ def _case(
     why: str,
     made: Callable[[list[Transform]], bytes],
     *,
+    code: str = CONTENT,
     change: Callable[[dict[str, Any]], Any] = lambda _: None,
 ) -> None:
     """An artifact that names a profile which is broken, or does not fit it."""
     builder, profile = tiny(profile=made)
     change(builder.manifest["identity"])
-    calls = [verify(), decode(STORED, *GIVEN, code=CONTENT)]
+    calls = [verify(), decode(STORED, *GIVEN, code=code)]
     _add(suite, slug, rule, builder.build(), calls, what, why, files={PROFILE: profile})
 
 
@@ -192,9 +265,15 @@ def _structures(suite: Suite) -> None:
         manifest, data = cut_profile(good)
         return assembled(manifest, data + b"\0")
 
+    def unnamed(_: list[Transform]) -> bytes:
+        manifest, data = cut_profile(good)
+        manifest["data_bytes"] += 1
+        return assembled(manifest, data + b"\0")
+
     why = "A profile is as strict as an artifact: what a reader overlooks, another reads otherwise."
     for slug, rule, what, make in (
         ("byte-behind", "PRF-1", "A byte behind the last object.", longer),
+        ("unnamed-byte", "PRF-1", "A byte that no object has.", unnamed),
         ("data-bytes", "PRF-1", "data_bytes is 1.", edited("data_bytes", 1)),
         ("unknown-member", "PRF-1", "A member that the text does not define.", edited("zz", 1)),
         ("feature-twice", "PRF-1", "The feature is listed twice.", edited("features", [FEATURE] * 2)),
@@ -204,11 +283,25 @@ def _structures(suite: Suite) -> None:
         ("pairs-3", "PRF-1", "Three pairs of four dims.", edited("transforms/0/pairs", 3)),
         ("pairing-none", "PRF-1", "Pairs and the pairing `none`.", edited("transforms/0/pairing", "none")),
         ("descending", "PRF-1", "Transforms in descending order.", lambda made: profile_file(made[::-1])),
+        ("unneeded-pairs-0", "PRF-1", "A pairing without pairs in a transform that nobody needs.", unneeded("half", 0)),
+        ("unneeded-pairs-3", "PRF-1", "Three pairs of four dims there.", unneeded("half", 3)),
+        ("unneeded-none", "PRF-1", "Pairs and the pairing `none` there.", unneeded("none", 2)),
         ("twice", "PRF-2", "A transform twice.", lambda made: profile_file([made[0], *made])),
         ("channels", "PRF-6", "Heads 129 and head_dim 128: 16,512 channels.", channels),
         ("writer-digest", "PRF-1", "Another digest of the writer's part.", edited("writer/digest", "0" * 64)),
     ):  # fmt: skip
         _case(suite, f"profile-{slug}", rule, what, why, make)
+
+
+def unneeded(pairing: str, pairs: int) -> Callable[[list[Transform]], bytes]:
+    """A further transform, of layer 63, whose object is as long as its number of pairs says."""
+    last = transform("key", 63, pairing=pairing, pairs=pairs)
+    return lambda made: profile_file([*made, last])
+
+
+def two_dims(made: list[Transform]) -> bytes:
+    """One layer's transform for smaller heads, which turns nothing."""
+    return profile_file([transform("key", 1, dims=2), *made[1:]])
 
 
 def channels(made: list[Transform]) -> bytes:
@@ -232,6 +325,8 @@ def _numbers(suite: Suite) -> None:
 
     row = np.array([-65_536, 65_537, 0, 0, 0, 0, 0, 0])
     turn = np.array([1.0, 1.0])
+    above = np.array([1 + 2.0**-42, 0.0])
+    little = np.array([0.6, 0.8]) * (1 + 2.0**-39)
     nan, inf = np.float32(np.nan), np.float32(np.inf)
     for slug, rule, what, make in (
         ("row-131073", "PRF-4", "A row that adds up to 131,073.", edited("matrix", 3, row)),
@@ -244,8 +339,20 @@ def _numbers(suite: Suite) -> None:
         ("mean-infinite", "PRF-5", "An infinite mean.", edited("mean", 5, inf)),
         ("mean-tiny", "PRF-5", "A mean of 2^-65.", edited("mean", 5, 2.0**-65)),
         ("cos-above-1", "PRF-5", "A cosine of 1.5.", edited("turns", (0, 1), 1.5)),
+        (
+            "cos-a-little-above-1",
+            "PRF-5",
+            "A cosine of 1 + 2^-42 and a sine of 0.",
+            edited("turns", (slice(None), 1), above),
+        ),
         ("sin-nan", "PRF-5", "A sine that is no number.", edited("turns", (1, 0), np.nan)),
         ("turn-that-grows", "PRF-5", "Cosine and sine 1.", edited("turns", (slice(None), 1), turn)),
+        (
+            "turn-a-little-long",
+            "PRF-5",
+            "A turn whose square is 1 + 2^-38.",
+            edited("turns", (slice(None), 1), little),
+        ),
     ):
         _case(suite, f"profile-{slug}", rule, what, why, make)
 
@@ -275,6 +382,8 @@ def _fits(suite: Suite) -> None:
         ("other-heads-total", "Another heads_total.", first(heads_total=4), None),
         ("other-head-start", "Another head_start.", first(head_start=2, heads_total=4), None),
         ("other-heads", "One head of eight dims, not two of four.", first(heads=1, dims=8), None),
+        ("one-head", "One head of four dims, of two.", first(heads=1, heads_total=2), None),
+        ("two-dims", "Heads of two dims, of four.", two_dims, None),
         ("other-model", "The artifact is of another model.", plain, setting("model/id", "b model")),
         (
             "other-weights",
@@ -290,3 +399,20 @@ def _fits(suite: Suite) -> None:
     ):  # fmt: skip
         keep: Callable[[dict[str, Any]], Any] = lambda _: None  # noqa: E731 - the default change
         _case(suite, f"fit-{slug}", "TRF-5", what, why, make, change=change or keep)
+    total = [
+        transform("key", n, pairing="half", pairs=2, head_start=1, heads_total=4) for n in (1, 3)
+    ]
+    builder, profile = tiny(profile=lambda _: profile_file(total))
+    builder.manifest["groups"][0]["heads_total"] = 4
+    calls = [verify(), decode(STORED, *GIVEN, code=CONTENT)]
+    what = "Another head_start, of as many heads."
+    _add(
+        suite,
+        "fit-other-heads-held",
+        "TRF-5",
+        builder.build(),
+        calls,
+        what,
+        why,
+        files={PROFILE: profile},
+    )

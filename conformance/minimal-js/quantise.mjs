@@ -2,7 +2,7 @@
 // The writer's side of section 9: one scale and bias per channel, patches for tokens that do not fit.
 import { Failure } from './failure.mjs';
 
-export const RELATIVE_STEP = 0.28; // "near-lossless"
+export const RELATIVE_STEP = 0.24; // "near-lossless"
 const ZERO = 128;
 const FLAGS = 1 | 4; // scale and bias per channel
 const FORMAT = { float16: [5, 10], bfloat16: [8, 7], float8_e4m3fn: [4, 3], float8_e5m2: [5, 2] }; // exponent, mantissa
