@@ -83,7 +83,7 @@ class LayerForward:
             carry = np.floor((whole[:, self.low] + WIDE // 2) / WIDE)
             whole[:, self.high] = carry
             whole[:, self.low] -= carry * WIDE
-        unfit = ~((whole.max(axis=1) < CENTRE) & (whole.min(axis=1) > -CENTRE))
+        unfit = ~(np.abs(whole) < CENTRE).all(axis=1)
         whole[unfit] = 0
         np.add(whole, CENTRE, out=whole)
         return whole.astype(np.uint8).reshape(x.shape), unfit
@@ -298,13 +298,19 @@ def make_coefficients(
             expected=", ".join(sorted({record.quality for record in profile.records})),
             found=", ".join(qualities),
         )
-    forwards = {
-        (quality, number, index): writer.forward(
-            quality, cache.groups[number].group, layer, identity
-        )
+    places = [
+        (quality, number, index)
         for quality, number in sorted(fitting)
-        for index, layer in enumerate(cache.groups[number].group.layers)
-    }
+        for index in range(len(cache.groups[number].layers))
+    ]
+
+    def forward(place: tuple[str, int, int]) -> LayerForward:
+        quality, number, index = place
+        group = cache.groups[number].group
+        return writer.forward(quality, group, group.layers[index], identity)
+
+    found = in_order(forward, places, worker_count(workers, 2**25))
+    forwards = dict(zip(places, found, strict=True))
     levels = _token_levels(cache, writer, forwards, first_position, workers)
     return Coefficients(profile, fitting, forwards, levels)
 
