@@ -74,6 +74,7 @@ class Task:
     folder: str
     profile: str | None
     quick: bool
+    only: str | None
     missing: tuple[str, ...]
 
 
@@ -212,7 +213,9 @@ def measure(task: Task) -> list[Row]:
     known: dict[str, tuple[float, float, float]] = {}
     rows = []
     trials: Iterable[Trial]
-    for trials in (kvformat_trials(subject, task), peer_trials(subject, task)):
+    groups = {"kvformat": kvformat_trials, "others": peer_trials}
+    for trials in (make(subject, task) for name, make in groups.items()
+                   if task.only in (name, None)):  # fmt: skip
         for trial in trials:
             stored = trial.stored
             if trial.same_as:
@@ -294,6 +297,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--model", choices=MODELS, action="append",
                         help="repeatable (default: both)")  # fmt: skip
     parser.add_argument("--text", choices=TEXTS, action="append", help="repeatable (default: all)")
+    parser.add_argument("--only", choices=("kvformat", "others"), help="leave out the rest")
     parser.add_argument("--quick", action="store_true", help="one text and few rows")
     parser.add_argument("--jobs", type=int, default=1, help="texts at the same time")
     parser.add_argument("--plot", action="store_true", help="also results.png")
@@ -321,7 +325,7 @@ def main() -> None:
         for name in args.model:
             model = MODELS[name]
             profile, facts["models"][model] = prepare(model, Path(folder), args)
-            tasks += [Task(model, text, folder, profile, args.quick, tuple(missing))
+            tasks += [Task(model, text, folder, profile, args.quick, args.only, tuple(missing))
                       for text in texts]  # fmt: skip
         context = multiprocessing.get_context("spawn")
         with context.Pool(max(1, min(args.jobs, len(tasks))), maxtasksperchild=1) as pool:
