@@ -18,6 +18,8 @@ from kvformat.profiles import parse_profile
 
 vllm = pytest.importorskip("vllm", reason="vllm is not installed")
 
+from kvformat.integrations.transformers import rope_of  # noqa: E402
+from kvformat.integrations.vllm.identity import rope_from  # noqa: E402
 from tests.stores import stepwise_profile  # noqa: E402
 from tests.vllm_engine import (  # noqa: E402
     VOCABULARY,
@@ -203,3 +205,41 @@ def test_a_profile_of_another_model_is_refused_at_the_start(model: Path, tmp_pat
     file.write_bytes(profile_of("another/model"))
     with pytest.raises(kvformat.InvalidError, match="another model"):
         Engine(model, {"url": str(tmp_path / "store"), "profile": str(file)})
+
+
+SMALL = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+    "max_position_embeddings": 8192,
+}  # fmt: skip
+SCALED = {
+    "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("Llama", {}),
+        ("Llama", {"rope_parameters": SCALED}),
+        ("Qwen2", {}),
+        ("Gemma3Text", {"sliding_window": 16, "sliding_window_pattern": 3}),
+    ],
+)
+def test_the_rotation_is_known_without_weights(name: str, more: dict[str, Any]) -> None:
+    """As of the model itself, which the scheduler does not have."""
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **more})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    expected = rope_of(model)
+    assert expected
+    assert rope_from(config) == expected
+
+
+def test_a_rotation_that_is_not_known_is_refused_by_name() -> None:
+    import transformers
+
+    with pytest.raises(UsageError, match="no profile can be used"):
+        rope_from(transformers.ViTConfig())

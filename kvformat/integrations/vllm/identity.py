@@ -57,11 +57,11 @@ def identity_of(config: Any, own: Mapping[str, Any], *, rotated: bool = False) -
         Model(name, label, digest),
         layers_total=int(model.hf_text_config.num_hidden_layers),
         cache_dtype=cache_dtype(config),
-        rope=_rope_of(model.hf_text_config) if rotated else (),
+        rope=rope_from(model.hf_text_config) if rotated else (),
     )
 
 
-def _rope_of(text_config: Any) -> tuple[Rope, ...]:
+def rope_from(text_config: Any) -> tuple[Rope, ...]:
     """As transformers has it, found without weights; raises ``input.identity``.
 
     vLLM's own modules exist in workers only, and the scheduler must come to the same identity.
