@@ -20,6 +20,7 @@ from kvformat.integrations.torch_dataset import (  # noqa: E402
     ArtifactStream,
     Source,
 )
+from tests.stores import stepwise_profile  # noqa: E402
 
 IDENTITY = kvformat.Identity(kvformat.Model("acme/small", "1"), 2, "float16", kind="unbound")
 
@@ -111,3 +112,13 @@ def test_load_into_fills_the_callers_memory(tmp_path: Path) -> None:
     report = kvformat.load_into(urls[0], buffer, tokens=(3, 8))
     assert (buffer == caches[0][:, :, 3:8]).all()
     assert report.tracks == ("exact/zstd",)
+
+
+def test_artifacts_that_need_a_profile(tmp_path: Path) -> None:
+    file, url = tmp_path / "own.kvp", str(tmp_path / "a.kvf")
+    file.write_bytes(stepwise_profile((2, 1, 16), 1 / 16, model="acme/small"))
+    kv = np.random.default_rng(0).integers(-9, 9, (2, 2, 20, 1, 16)).astype(np.float16)
+    kvformat.write(url, kv, identity=IDENTITY, tracks=["near-lossless/zstd"], profile=file)
+    assert same(ArtifactDataset([url], Source(profiles=str(tmp_path)))[0], kv)
+    with pytest.raises(kvformat.UnsupportedError, match=r"profile\.missing"):
+        ArtifactDataset([url])[0]

@@ -140,7 +140,8 @@ vllm serve {model} --kv-transfer-config '{_json(transfer)}'
 # More in kv_connector_extra_config: limit_bytes, codec, salt_env (variable with the tenant's
 # secret), model_id, revision, weights_digest, topologies (["tp2pp1"]: parts of others to load),
 # save (false: only load), load_deadline_s, storage_options, profile and profiles (calibration
-# profiles: one to write with, places of others to read with). An unknown key is refused.
+# profiles: one to write with, places of others to read with; with either, KV is stored apart from
+# that of engines without). An unknown key is refused.
 """
 
 

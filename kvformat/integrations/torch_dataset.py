@@ -2,7 +2,8 @@
 
 ::
 
-    stream = ArtifactStream(urls, ahead=4, selection={"track": "near-lossless/zstd"})
+    source = Source(selection={"track": "near-lossless/zstd"})
+    stream = ArtifactStream(urls, source, ahead=4)
     for item in DataLoader(stream, batch_size=None, num_workers=2):
         item.groups["key"]  # [L, T, H, D], in the dtype of the source
 
@@ -27,6 +28,7 @@ from kvformat.errors import KvformatError, UsageError
 from kvformat.expectations import Expectation
 from kvformat.integrations.torch_arrays import as_tensor
 from kvformat.plainload import load
+from kvformat.profile_shelf import ProfilePlaces
 
 Expect = Callable[[str], Expectation | None]
 OnError = Literal["raise", "skip"]
@@ -47,12 +49,14 @@ class Item:
 class Source:
     """How artifacts are opened and what of them is read. Can be pickled if ``expect`` can.
 
-    ``expect`` gives the expectation of a URL; ``selection`` is that of ``Artifact.read``.
+    ``expect`` gives the expectation of a URL; ``selection`` is that of ``Artifact.read``,
+    ``profiles`` are those of ``kvformat.open``.
     """
 
     expect: Expect | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     selection: Mapping[str, Any] = field(default_factory=dict)
+    profiles: ProfilePlaces = ()
 
     def item(self, url: str) -> Item:
         """Restore one; raises what ``kvformat.open`` and ``Artifact.read`` raise."""
@@ -60,6 +64,7 @@ class Source:
             url,
             expect=self.expect(url) if self.expect else None,
             storage_options=self.storage_options or None,
+            profiles=self.profiles,
             **self.selection,
         )
         groups = {name: as_tensor(array, name_of(array.dtype)) for name, array in arrays.items()}
