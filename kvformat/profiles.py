@@ -278,8 +278,9 @@ def _parse(raw: bytes, data: memoryview, header: Header) -> Profile:
             raise content("too many channels", found.role, LARGEST_CHANNELS, found.channels)
         if records and records[-1].key >= found.key:
             raise content("transforms out of order", f"{found.role} of layer {found.layer}")
+        least = 0 if found.pairing == "none" else 1
         bound = found.head_dim // 2 if found.pairing != "none" else 0
-        if not min(bound, 1) <= found.pairs <= bound:
+        if not least <= found.pairs <= bound:
             raise content(
                 "an impossible number of pairs", found.role, f"up to {bound}", found.pairs
             )

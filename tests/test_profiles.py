@@ -233,6 +233,16 @@ def test_as_many_channels_as_may_be() -> None:
     assert "another length" in caught.value.message
 
 
+@covers("PRF-1")
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_a_head_of_one_dim_has_no_pairs(pairing: str) -> None:
+    file = with_manifest(
+        transforms__0__head_dim=1, transforms__0__pairing=pairing, transforms__0__pairs=0
+    )
+    with pytest.raises(KvformatError, match="impossible number of pairs"):
+        parse_profile(file)
+
+
 def edited(**changes: Any) -> bytes:
     """One transform with a number changed: ``name__index``, or ``matrix__row__column``."""
     one = transform("key", 1, pairing="half", pairs=2, dtype="int32")

@@ -375,15 +375,15 @@ STRUCTURE: Final = rows(
     ),
     (
         "profile-pairs-0",
-        "if not min(bound, 1) <= found.pairs <= bound:",
+        "if not least <= found.pairs <= bound:",
         "if not found.pairs <= bound:",
         "a pairing may have no pairs",
         "prf-*-unneeded-pairs-0",
     ),
     (
         "profile-pairs-most",
-        "if not min(bound, 1) <= found.pairs <= bound:",
-        "if not min(bound, 1) <= found.pairs:",
+        "if not least <= found.pairs <= bound:",
+        "if not least <= found.pairs:",
         "a head may have more pairs than half its dims",
         "prf-*-unneeded-pairs-3",
     ),
