@@ -59,10 +59,16 @@ class Chain:
             ],
             stdout=self._log, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        self._await(port, log)
-        transfer = lmcache_transfer()
-        transfer["kv_connector_extra_config"]["lmcache.mp.port"] = port
-        self.engine = Engine(model, kv_transfer_config=dict(transfer), enable_prefix_caching=False)
+        try:
+            self._await(port, log)
+            transfer = lmcache_transfer()
+            transfer["kv_connector_extra_config"]["lmcache.mp.port"] = port
+            self.engine = Engine(
+                model, kv_transfer_config=dict(transfer), enable_prefix_caching=False
+            )
+        except BaseException:
+            self._stop()
+            raise
 
     def _await(self, port: int, log: Path) -> None:
         end = time.monotonic() + READY_S
@@ -79,6 +85,9 @@ class Chain:
 
     def close(self) -> None:
         self.engine.close()
+        self._stop()
+
+    def _stop(self) -> None:
         self._server.terminate()
         self._server.wait(30)
         self._log.close()
