@@ -51,11 +51,12 @@ RIDGE: Final = 100.0
 DEVIATIONS: Final = 8.0
 STEPS: Final[Mapping[str, float]] = {
     "high": 0.0003,
-    "near-lossless": 0.0006,
+    "near-lossless": 0.00042,
     "balanced": 0.0024,
     "small": 0.005,
 }
-"""In units of the root of the divergence, chosen on SmolLM2-135M (README)."""
+"""In units of the root of the divergence, chosen on SmolLM2-135M (README): near-lossless is no
+worse than float8_e4m3fn in the mean, the 99th percentile and the agreement of the best token."""
 
 Float64 = NDArray[np.float64]
 Progress = Callable[[str], None]
