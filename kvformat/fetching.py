@@ -37,6 +37,9 @@ class FetchedBeside(Protocol):
     def ready(self, wish: Wish) -> None:
         """Wait for what ``wish`` needs; raises ``StorageError``."""
 
+    def close(self) -> None:
+        """Stop; whoever waits in ``ready`` gets an error."""
+
 
 class Run:
     """Wishes that one request serves, or that lie in the prefix."""
@@ -162,9 +165,10 @@ class Fetcher:
         return min(max(held_bytes, LEAST_AHEAD_BYTES), self._source.transport.buffer_bytes)
 
     def close(self) -> None:
-        """Stop all requests."""
+        """Stop all requests, those beside the segments too: the feeder may wait for one."""
         with self._lock:
             self._closed = True
             running = list(self._ahead)
         for item in running:
             item.close()
+        self._beside.close()

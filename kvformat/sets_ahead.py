@@ -35,8 +35,8 @@ class Batch:
 class SetsAhead:
     """What ``Fetcher`` asks before it hands a segment over.
 
-    ``damaged`` holds the sets that failed their checks, by quality and index. All calls come
-    from the feeder's thread.
+    ``damaged`` holds the sets that failed their checks, by quality and index. All calls but
+    ``close`` come from the feeder's thread.
     """
 
     def __init__(self, artifact: Artifact, beside: Beside) -> None:
@@ -74,6 +74,10 @@ class SetsAhead:
             self._keep(key, self._artifact.front.prefix[piece.offset : piece.stop])
         while key in self._waiting:
             self._take(self._waiting[key])
+
+    def close(self) -> None:
+        """Stop: sets that came another way may have left a request unread."""
+        self._beside.close()
 
     def _missing(self, key: Key) -> bool:
         return key not in self.damaged and not self._artifact.has_set(*key)

@@ -95,12 +95,15 @@ def wishes(*numbers: int) -> list[Wish]:
 
 
 class Needs:
-    """What the fetcher tells of windows and segments; raises ``error`` at segment ``fail_at``."""
+    """What the fetcher tells of windows and segments; an error or a long wait at one segment."""
 
-    def __init__(self, fail_at: int | None = None) -> None:
+    def __init__(self, fail_at: int | None = None, wait_at: int | None = None) -> None:
         self.begun: list[int] = []
         self.asked: list[int] = []
         self.fail_at = fail_at
+        self.wait_at = wait_at
+        self.waiting = threading.Event()
+        self.closed = threading.Event()
 
     def begin(self, window: Sequence[Wish]) -> None:
         self.begun.append(len(window))
@@ -109,7 +112,14 @@ class Needs:
         number = wish.record.offset // 8
         if number == self.fail_at:
             raise kvformat.InvalidError("set.digest", "damaged")
+        if number == self.wait_at:
+            self.waiting.set()
+            assert self.closed.wait(60)
+            raise UsageError("usage.argument", CLOSED)
         self.asked.append(number)
+
+    def close(self) -> None:
+        self.closed.set()
 
 
 def fetcher(source: Source, windows: Sequence[Sequence[Wish]], prefix: bytes = b"") -> Fetcher:
@@ -236,6 +246,22 @@ def test_an_error_beside_the_segments_comes_behind_what_was_good() -> None:
     with pytest.raises(kvformat.InvalidError, match="damaged"):
         next(running)
     assert source.open == 0
+
+
+def test_closing_ends_what_is_waited_for_beside_the_segments() -> None:
+    source, needs = Source(), Needs(wait_at=3)
+    running = running_pipeline(Fetcher(source, b"", 0, [wishes(1, 2, 3, 4)], needs))
+    assert [next(running).value for _ in range(2)] == [1, 2]
+    assert needs.waiting.wait(60)
+    running.close()
+    assert (threads(), source.open) == ([], 0)
+
+
+def test_the_end_closes_what_was_fetched_beside_the_segments() -> None:
+    needs = Needs()
+    outcomes = list(running_pipeline(Fetcher(Source(), b"", 0, [wishes(1, 2)], needs)))
+    assert [outcome.value for outcome in outcomes] == [1, 2]
+    assert needs.closed.is_set()
 
 
 def test_an_error_of_a_worker_is_that_outcome_and_no_more() -> None:

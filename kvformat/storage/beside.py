@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,7 @@ class Beside:
         self._lock = threading.Lock()
         self._running: dict[int, Transfer] = {}
         self._closed = False
+        self._process = os.getpid()
 
     @property
     def closed(self) -> bool:
@@ -50,6 +52,8 @@ class Beside:
 
     def close(self) -> None:
         """Stop what is being fetched; whoever waits for it gets ``usage.argument``."""
+        if os.getpid() != self._process:  # a fork has no thread that could answer, and locks
+            return
         with self._lock:
             self._closed = True
             running = list(self._running.values())
