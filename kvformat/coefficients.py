@@ -40,8 +40,8 @@ Float64 = NDArray[np.float64]
 class LayerForward:
     """From values to integers: ``forward`` float32 ``[C, C]``, a column per channel of integers.
 
-    A column holds the component, in steps, whose integer is stored there. Those of ``high`` int64
-    ``[W]`` hold multiples of ``WIDE`` of the components in the columns ``low``.
+    A column holds the component, in steps of its own, whose integer is stored there. Those of
+    ``high`` int64 ``[W]`` hold multiples of ``WIDE`` of the components in the columns ``low``.
     """
 
     transform: LayerTransform
@@ -60,9 +60,9 @@ class LayerForward:
         narrow = np.flatnonzero(multiple != WIDE)
         place = np.zeros(len(component), np.int64)
         place[component[narrow]] = narrow
-        return LayerForward(
-            transform, np.take(components, component, axis=1), place[component[high]], high
-        )
+        columns = np.take(components, component, axis=1)
+        columns /= np.where(multiple == WIDE, 1, multiple).astype(np.float32)
+        return LayerForward(transform, columns, place[component[high]], high)
 
     def quantise(
         self, x: NDArray[Any], token_scale: Float32, positions: NDArray[np.int64]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 import kvformat
-from kvformat.coefficients import ProfileWriter, token_facts
-from kvformat.identity import Identity
+from kvformat import profiles
+from kvformat.coefficients import WIDE, LayerForward, ProfileWriter, token_facts
+from kvformat.digests import digest
+from kvformat.identity import Identity, Model
 from kvformat.profiles import parse_profile
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -213,6 +216,35 @@ def test_facts_times_a_vector_are_their_matrix_times_it() -> None:
     facts = token_facts(key, value, 12)
     vector = random.standard_normal(facts.matrix().shape[1])
     assert np.allclose(facts.times(vector), facts.matrix() @ vector, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("deviation", "multiples"),
+    [(1, [1, 1, 1, 1]), (16, [2, 1, 1, 1]), (33, [4, 1, 1, 1]), (65, [WIDE, 1, 1, 1])],
+)
+def test_large_components_get_longer_steps_or_a_second_slot(
+    deviation: float, multiples: list[int]
+) -> None:
+    """In the order of slots: high parts first, then the components, the smallest dropped."""
+    variance = np.array([deviation, 0.4, 0.2, 0.1]) ** 2
+    learnt = calibration._Learnt(np.zeros(4), np.eye(4), np.eye(4), variance)
+    record = calibration._record((FINE, "value", 0), (2, 2), None)
+    transform, slots = learnt.at_step(record, 1.0, None)
+    wide = multiples[0] == WIDE
+    assert slots["component"].tolist() == ([0, 0, 1, 2] if wide else [0, 1, 2, 3])
+    assert slots["multiple"].tolist() == multiples
+    matrices = parse_profile(profiles.build(Model(MODEL), [transform], generator="test")).matrices(
+        replace(record, digest=digest(transform.to_bytes()).hex()), "here"
+    )
+    forward = LayerForward.make(
+        matrices, np.eye(4, dtype=np.float32), slots["component"], slots["multiple"], 2
+    )
+    x = np.array([[[deviation * 7, 3], [-2, 0]], [[-deviation * 7, -1], [1, 0]]], np.float32)
+    ones, positions = np.ones(2, np.float32), np.arange(2)
+    q, unfit = forward.quantise(x, ones, positions)
+    assert not unfit.any()
+    back = matrices.values(q, np.float32(1), ones, positions)
+    assert np.abs(back - x).max() <= (1 if wide else max(multiples)) / 2 + 0.01
 
 
 def test_weights_know_their_window() -> None:

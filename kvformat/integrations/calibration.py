@@ -49,6 +49,8 @@ ACROSS: Final = 0.8
 FLOOR: Final = 0.02
 RIDGE: Final = 100.0
 DEVIATIONS: Final = 8.0
+COARSEST: Final = 4
+"""Longer steps for large components cost less than the small ones that a second slot drops."""
 STEPS: Final[Mapping[str, float]] = {
     "high": 0.0003,
     "near-lossless": 0.00042,
@@ -361,14 +363,18 @@ class _Learnt:
     ) -> tuple[Transform, dict[str, NDArray[Any]]]:
         """The integer matrix for a step, and what writers need to go the other way.
 
-        Components that 127 steps cannot hold get a second slot, taken from the smallest ones.
+        A component that 127 steps cannot hold gets steps up to ``COARSEST`` times as long. Where
+        that does not do, it gets a second slot, taken from the smallest component.
         """
         channels = len(self.variance)
         deviation = np.sqrt(np.maximum(self.variance, 0))
-        wide = np.flatnonzero(deviation * DEVIATIONS > 127 * step)[: channels // 2]
+        needed = np.maximum(deviation * DEVIATIONS / (127 * step), 1)
+        longer = 2 ** np.ceil(np.log2(needed)).astype(np.int64)
+        wide = np.flatnonzero(longer > COARSEST)[: channels // 2]
         narrow = np.arange(channels - len(wide))
         component = np.concatenate([wide, narrow])
-        multiple = np.concatenate([np.full(len(wide), WIDE), np.ones(len(narrow), np.int64)])
+        own = np.where(longer > COARSEST, 1, longer)[narrow]
+        multiple = np.concatenate([np.full(len(wide), WIDE), own])
         columns = self.backward[:, component] * multiple * step
         row_scale = np.abs(columns).sum(1) / (ROW_BUDGET - channels)
         row_scale = np.clip(row_scale, SCALE_RANGE[0], SCALE_RANGE[1]).astype(np.float32)
