@@ -62,17 +62,24 @@ class ProfileShelf:
                 as_text(place)
 
     def find(self, digest: str) -> Profile:
-        """The profile of that manifest digest; raises ``profile.missing``."""
+        """The profile of that manifest digest; raises ``profile.missing``.
+
+        A place that cannot be read, or a damaged copy, hides none behind it; its error is raised
+        where there is no other.
+        """
+        failed: KvformatError | None = None
         for place in self._places:
-            if isinstance(place, Profile):
-                if place.digest == digest:
-                    return place
-                continue
-            for url in _files(place):
-                if _digest_of(url) == digest:
-                    profile = load_profile(url)
-                    if profile.digest == digest:  # or it was replaced just now
-                        return profile
+            try:
+                found, error = _find_in(place, digest)
+            except UsageError:
+                raise
+            except KvformatError as unreadable:
+                found, error = None, unreadable
+            if found is not None:
+                return found
+            failed = failed or error
+        if failed is not None:
+            raise failed
         raise UnsupportedError(
             "profile.missing",
             "the artifact needs a calibration profile that is not among those given",
@@ -105,7 +112,9 @@ class Transforms:
         try:
             with self._lock:
                 self._load()
-        except UnsupportedError:
+        except UsageError:
+            raise
+        except KvformatError:
             return False
         return True
 
@@ -149,6 +158,26 @@ def _shown(place: str | os.PathLike[str] | Profile) -> str:
     if isinstance(place, Profile):
         return f"profile {place.digest[:12]}"
     return public_name(as_text(place))
+
+
+def _find_in(
+    place: str | os.PathLike[str] | Profile, digest: str
+) -> tuple[Profile | None, KvformatError | None]:
+    """The profile, if a place has it whole, or what is wrong with the first that is not."""
+    if isinstance(place, Profile):
+        return (place if place.digest == digest else None), None
+    failed: KvformatError | None = None
+    for url in _files(place):
+        try:
+            profile = load_profile(url) if _digest_of(url) == digest else None
+        except UsageError:
+            raise
+        except KvformatError as error:
+            failed = failed or error
+            continue
+        if profile is not None and profile.digest == digest:  # or it was replaced just now
+            return profile, None
+    return None, failed
 
 
 def _files(place: str | os.PathLike[str]) -> Iterator[str]:

@@ -115,6 +115,49 @@ def test_the_right_name_on_damaged_bytes(artifact: tuple[bytes, bytes], tmp_path
     assert read(file, path) == "file.size"
 
 
+def bad_copies(profile: bytes) -> dict[str, bytes]:
+    """Files with the name of a profile in their header that are not whole, by what is told."""
+    front = len(profile) - len(cut_profile(profile)[1])
+    return {
+        "file.size": profile[:-1],
+        "manifest.digest": profile[: front - 9] + b"~" + profile[front - 8 :],
+    }
+
+
+@covers("TRF-4")
+def test_a_place_that_cannot_be_read_hides_no_other(
+    artifact: tuple[bytes, bytes], tmp_path: Path
+) -> None:
+    file, profile = artifact
+    good = tmp_path / "z.kvp"
+    good.write_bytes(profile)
+    assert read(file, [tmp_path / "none.kvp", good]) == "ok"
+    for code, changed in bad_copies(profile).items():
+        bad = tmp_path / "a.kvp"
+        bad.write_bytes(changed)
+        assert read(file, [bad, good]) == read(file, tmp_path) == "ok"
+        assert read(file, [bad, tmp_path / "none.kvp"]) == code
+
+
+@covers("TRF-4")
+def test_auto_reads_another_quality_where_the_profile_cannot_be_read(
+    artifact: tuple[bytes, bytes], tmp_path: Path
+) -> None:
+    file, profile = artifact
+    place = tmp_path / "a.kvp"
+    slow = kvformat.Link(1e3)  # where the fewest bytes win
+    for code, changed in {**bad_copies(profile), "io.not-found": None, "ok": profile}.items():
+        place.unlink(missing_ok=True)
+        if changed is not None:
+            place.write_bytes(changed)
+        with kvformat.open(file, profiles=place) as found:
+            both = kvformat.Auto(("near-lossless", "exact"), link=slow)
+            track = found.read(track=both).track
+            assert track == (STORED if code == "ok" else "exact/stored")
+            one = kvformat.Auto("near-lossless", link=slow)
+            assert code_of(lambda: found.read(track=one)) == code  # noqa: B023
+
+
 @covers("TRF-4", "ORD-4", "SEC-3")
 def test_sizes_are_compared_before_bytes_are_asked_for(tmp_path: Path) -> None:
     manifest, data = cut_profile(GOOD)
