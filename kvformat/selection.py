@@ -189,7 +189,7 @@ def touched(grid: Grid, selection: GroupSelection) -> np.ndarray[Any, Any]:
         ("token_start", "token_count", selection.tokens),
         ("head_start", "head_count", selection.heads),
     ):
-        mine &= (fields[start] < end) & (fields[start] + fields[count] > begin)
+        mine &= (fields[start] < end) & (fields[start] + fields[count] > begin) & (begin < end)
     wanted = np.zeros(len(selection.group.layers) + 1, np.int64)
     wanted[1:][list(selection.layers)] = 1
     before = np.cumsum(wanted)

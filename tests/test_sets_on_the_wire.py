@@ -169,3 +169,17 @@ def test_an_interrupted_read_does_not_wait_for_a_set() -> None:
         finally:
             process.kill()
     assert (out, err, process.returncode) == ("interrupted\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    "nothing", [{"tokens": (5, 5)}, {"tokens": (8, 8)}, {"heads": (1, 1)}], ids=str
+)
+def test_nothing_is_fetched_for_a_selection_of_nothing(nothing: dict[str, Any]) -> None:
+    with raw_server(_serving(far())) as server, kvformat.open(server.url()) as artifact:
+        artifact.segment_table(artifact.track(TRACK))
+        before = len(server.asked)
+        restored = artifact.read(track=TRACK, **nothing)
+        assert [item.array.size for item in restored.groups.values()] in ([], [0, 0])
+        with artifact.stream(track=TRACK, **nothing) as stream:
+            assert list(stream) == []
+        assert len(server.asked) == before
