@@ -156,12 +156,30 @@ class ProfileWriter:
         try:
             self._tensors = safetensors.numpy.load(profile.writer)
         except (safetensors.SafetensorError, ValueError) as error:
-            raise UsageError(
-                "usage.argument",
-                "the profile holds nothing for writers that this version understands",
-                where=f"profile {profile.digest[:12]}",
-                next_step="Make it again with kvformat calibrate",
-            ) from error
+            raise self.refusal("safetensors") from error
+
+    def refusal(self, expected: str) -> UsageError:
+        """The error for a part of the writer's object that is missing or makes no sense."""
+        return UsageError(
+            "usage.argument",
+            "the profile holds nothing for writers that this version understands",
+            where=f"profile {self.profile.digest[:12]}",
+            expected=expected,
+            next_step="Make it again with kvformat calibrate",
+        )
+
+    def _numbers(self, name: str, *shape: int | None) -> NDArray[Any]:
+        """A finite tensor of this shape, None for any length."""
+        found: NDArray[Any] | None = self._tensors.get(name)
+        if (
+            found is None
+            or found.dtype.kind not in "fiu"
+            or len(found.shape) != len(shape)
+            or any(want not in {None, size} for want, size in zip(shape, found.shape, strict=True))
+            or not np.isfinite(found).all()
+        ):
+            raise self.refusal(f"{name}: numbers {[size or 'any' for size in shape]}")
+        return found
 
     def fits(self, quality: str, group: Group) -> bool:
         """Whether all layers of a group have a transform of this shape in a quality."""
@@ -180,27 +198,48 @@ class ProfileWriter:
     def forward(self, quality: str, group: Group, layer: int, identity: Identity) -> LayerForward:
         """The matrices of a global layer."""
         name = f"{quality}.{group.role}.{layer}"
-        step = self._tensors[f"{name}.step"].astype(np.float32)[0]
+        count = group.heads * group.head_dim
+        components = self._numbers(f"{group.role}.{layer}.forward", count, None)
+        step = self._numbers(f"{name}.step", 1).astype(np.float32)[0]
+        component = self._numbers(f"{name}.component", count).astype(np.int64)
+        multiple = self._numbers(f"{name}.multiple", count).astype(np.int64)
+        if not step > 0:
+            raise self.refusal(f"{name}.step: above 0")
+        narrow = component[multiple != WIDE]
+        if not (
+            ((component >= 0) & (component < min(count, components.shape[1]))).all()
+            and (multiple >= 1).all()
+            and len(np.unique(narrow)) == len(narrow)
+            and np.isin(component[multiple == WIDE], narrow).all()
+        ):
+            raise self.refusal(f"{name}: a slot for each component, and one more for wide ones")
         return LayerForward.make(
             self.profile.transform(quality, group, layer, identity),
-            self._tensors[f"{group.role}.{layer}.forward"].astype(np.float32) / step,
-            self._tensors[f"{name}.component"].astype(np.int64),
-            self._tensors[f"{name}.multiple"].astype(np.int64),
+            components.astype(np.float32) / step,
+            component,
+            multiple,
             group.heads,
         )
 
-    def weights(self, role: str, layer: int) -> TokenWeights | None:
-        """The regression of a role and layer, if the profile has one."""
+    def weights(self, role: str, layer: int, facts: Mapping[int, int]) -> TokenWeights | None:
+        """The regression of a role and layer, if the profile has one.
+
+        ``facts`` has the number of features without a window (0) and with one (1).
+        """
         name = f"{role}.{layer}.weights"
         if f"{name}.centre" not in self._tensors:
             return None
-        power, limit, *window = (float(item) for item in self._tensors[f"{name}.options"])
+        options = self._numbers(f"{name}.options", None)
+        if len(options) not in {2, 3} or not 0 <= options[-1] < 2**31:
+            raise self.refusal(f"{name}.options: power, limit and perhaps a window")
+        window = int(options[2]) if len(options) == 3 else 0
+        count = facts[int(window > 0)]
         return TokenWeights(
-            self._tensors[f"{name}.centre"].astype(np.float64),
-            self._tensors[f"{name}.coefficient"].astype(np.float64),
-            power,
-            limit,
-            int(window[0]) if window else 0,
+            self._numbers(f"{name}.centre", count).astype(np.float64),
+            self._numbers(f"{name}.coefficient", count).astype(np.float64),
+            float(options[0]),
+            float(options[1]),
+            window,
         )
 
 
@@ -345,13 +384,15 @@ def _token_levels(
     def one(layer: int) -> dict[tuple[int, int], NDArray[np.uint8]]:
         """Of all transformed places of a layer."""
         pair = [places[role, layer] for role in ("key", "value") if (role, layer) in places]
-        rows = [plain(place) for place in pair] if len(pair) == 2 else []
+        rows = [plain(place) for place in pair if place in rotations]
+        known = len(rows) == 2 and len(rows[0]) == len(rows[1]) > 0
+        count = 2 + sum(item.shape[1] * (1 + item.shape[2]) for item in rows)
         facts: dict[int, TokenFacts] = {}
         found = {}
         for (role, number), place in places.items():
             if number != layer or place not in rotations:
                 continue
-            weights = writer.weights(role, layer) if rows else None
+            weights = writer.weights(role, layer, {0: count, 1: count + 1}) if known else None
             if weights is None:
                 start, stop = cache.groups[place[0]].group.held(cache.token_count)
                 found[place] = np.full(stop - start, len(LEVELS) // 2, np.uint8)

@@ -250,9 +250,11 @@ def test_large_components_get_longer_steps_or_a_second_slot(
 def test_weights_know_their_window() -> None:
     model = small("gemma")
     writer = ProfileWriter(parse_profile(calibrated(model)))
+    heads, head_dim = model.config.num_key_value_heads, model.config.head_dim
+    count = 2 + 2 * heads * (1 + head_dim)
     for layer in range(7):
         for role in ("key", "value"):
-            weights = writer.weights(role, layer)
+            weights = writer.weights(role, layer, {0: count, 1: count + 1})
             assert weights is not None
             assert weights.window == (WINDOW if is_window(model, layer) else 0)
 
