@@ -102,7 +102,8 @@ class TokenWeights:
     def levels(self, facts: TokenFacts) -> NDArray[np.uint8]:
         """Indices into ``LEVELS`` uint8 ``[T]``: a weight four times as high halves the step."""
         log = self.power * (facts.times(self.coefficient) - self.centre @ self.coefficient)
-        steps = np.rint(-0.5 * PER_OCTAVE * np.clip(log, -self.limit, self.limit) / np.log(2))
+        log = np.clip(np.nan_to_num(log), -self.limit, self.limit)  # NaN is refused elsewhere
+        steps = np.rint(-0.5 * PER_OCTAVE * log / np.log(2))
         middle = len(LEVELS) // 2
         levels: NDArray[np.uint8] = np.clip(steps + middle, 0, len(LEVELS) - 1).astype(np.uint8)
         return levels
@@ -384,7 +385,8 @@ def _token_levels(
     def one(layer: int) -> dict[tuple[int, int], NDArray[np.uint8]]:
         """Of all transformed places of a layer."""
         pair = [places[role, layer] for role in ("key", "value") if (role, layer) in places]
-        rows = [plain(place) for place in pair if place in rotations]
+        with np.errstate(all="ignore"):
+            rows = [plain(place) for place in pair if place in rotations]
         known = len(rows) == 2 and len(rows[0]) == len(rows[1]) > 0
         count = 2 + sum(item.shape[1] * (1 + item.shape[2]) for item in rows)
         facts: dict[int, TokenFacts] = {}
@@ -397,9 +399,9 @@ def _token_levels(
                 start, stop = cache.groups[place[0]].group.held(cache.token_count)
                 found[place] = np.full(stop - start, len(LEVELS) // 2, np.uint8)
                 continue
-            if weights.window not in facts:
-                facts[weights.window] = token_facts(rows[0], rows[1], weights.window)
-            with single_threaded_blas:
+            with single_threaded_blas, np.errstate(all="ignore"):
+                if weights.window not in facts:
+                    facts[weights.window] = token_facts(rows[0], rows[1], weights.window)
                 found[place] = weights.levels(facts[weights.window])
         return found
 

@@ -110,6 +110,27 @@ def test_what_makes_sense_is_used(changes: dict[str, Any]) -> None:
     assert (restored.kv.tobytes() != values().tobytes()) == bool(changes)
 
 
+@pytest.mark.parametrize("with_weights", [False, True])
+@pytest.mark.parametrize("token", [0, 3, 17, TOKENS - 1])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_no_number_is_refused(with_weights: bool, token: int, bad: float) -> None:
+    """With the token and without a warning (ARI-7, SID-5)."""
+    cache = values()
+    cache[1, 1, token, 1, 2] = bad
+    with pytest.raises(UsageError, match="NaN or infinity") as caught:
+        written(cache, profile(**weights() if with_weights else {}))
+    assert caught.value.code == "input.non-finite"
+    assert "group value, layer 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_huge_values_are_patched(with_weights: bool) -> None:
+    cache = values()
+    cache[:, :, 9, 1] = 60_000
+    restored = written(cache, profile(**weights() if with_weights else {}))
+    assert restored.kv[:, :, 9].tobytes() == cache[:, :, 9].tobytes()
+
+
 def windowed(held: int) -> Cache:
     """Keys of a sliding window of ``held`` tokens beside values of all."""
     key, value = values()
