@@ -349,8 +349,8 @@ def plot(rows: list[Row], path: str) -> None:
             axis.set_xlabel("link, Gbit/s")
             axis.set_ylabel("seconds until all is restored")
             axis.grid(visible=True, which="both", alpha=0.25)
-    axes[0][0].legend(fontsize=8)
-    figure.tight_layout()
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(marks))
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path, dpi=130)
 
 
