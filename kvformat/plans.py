@@ -33,8 +33,8 @@ from kvformat.tracks import EXACT
 
 MEASURED_BITS: Final = MappingProxyType(
     {
-        "near-lossless/zstd": 3.91,
-        "near-lossless/hevc": 3.97,
+        "near-lossless/zstd": 4.13,
+        "near-lossless/hevc": 4.21,
         "balanced/zstd": 2.39,
         "balanced/hevc": 2.46,
         "small/zstd": 1.8,

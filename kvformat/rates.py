@@ -37,23 +37,23 @@ SCHEMA_VERSION: Final = 1
 VARIABLE: Final = "KVFORMAT_RATES"
 LARGEST_FILE: Final = 65_536
 PACKAGES: Final = ("kvformat", "numpy", "av", "zstandard", "blake3")
-RESTORE: Final = 187e6
+RESTORE: Final = 78.5e6
 COPY: Final = 1e9
 BUILT_IN: Final = Rates(
     (
-        CodecRate("hevc", 29e6, RESTORE, 3e-3),
-        CodecRate("zstd", 1100e6, RESTORE, 5e-4),
-        CodecRate("stored", 1100e6, RESTORE, 5e-4),
-        CodecRate("exact/zstd", 147e6, COPY, 5e-4),
-        CodecRate("exact/stored", 347e6, COPY, 5e-4),
+        CodecRate("hevc", 31.5e6, RESTORE, 3e-3),
+        CodecRate("zstd", 1150e6, RESTORE, 5e-4),
+        CodecRate("stored", 1150e6, RESTORE, 5e-4),
+        CodecRate("exact/zstd", 165.5e6, COPY, 5e-4),
+        CodecRate("exact/stored", 200.5e6, COPY, 5e-4),
     ),
     "built in: whole reads of SmolLM2-135M on two cores of an AMD EPYC (Zen 4), from the README",
 )
 """Per worker, from the README's table of two cores: the lower value of each range, halved.
 
-Whole reads there make 51 (hevc), 320 (zstd), 256 (exact/zstd) and 516 (exact/stored) million
-values per second and bare zstd frames 2,200: 1/320 - 1/2,200 is left for restoring, which gives
-374, or 187 per worker, and each decoder has what then remains of its own read. Restoring exact
+Whole reads there make 45 (hevc), 147 (zstd), 284 (exact/zstd) and 334 (exact/stored) million
+values per second and bare zstd frames 2,300: 1/147 - 1/2,300 is left for restoring, which gives
+157, or 78.5 per worker, and each decoder has what then remains of its own read. Restoring exact
 bytes is a copy, taken as 1,000. Quantised ``stored`` is not in that table and taken as zstd. The
 fixed costs of a segment are rounded up from a measurement on two cores of the same kind.
 """

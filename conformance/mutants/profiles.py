@@ -8,7 +8,6 @@ from conformance.mutants.texts import Row, rows, skipped
 
 _WANTED: Final = "wanted = (group.heads, group.heads_total, group.head_start, group.head_dim)"
 _FOUND: Final = "found = (item.heads, item.heads_total, item.head_start, item.head_dim)"
-_DIGEST: Final = "if _digest_of(url) == digest:\n"
 _SAME: Final = "same = profile.model.id == model.id"
 _MEAN: Final = "((mean.view(np.uint32) == 0) | (size >= BIAS_RANGE[0])).all()"
 _ROW_SCALE: Final = "((row_scale >= ROW_SCALE_RANGE[0]) & (row_scale <= ROW_SCALE_RANGE[1])).all()"
@@ -30,12 +29,20 @@ SHELF: Final = rows(
     "profile_shelf",
     (
         "profile-of-any-digest",
-        f"            {_DIGEST}"
-        "                    profile = load_profile(url)\n"
-        "                    if profile.digest == digest:",
-        "            if _digest_of(url):\n"
-        "                    profile = load_profile(url)\n"
-        "                    if True:",
+        "            profile = load_profile(url) if _digest_of(url) == digest else None\n"
+        "        except UsageError:\n"
+        "            raise\n"
+        "        except KvformatError as error:\n"
+        "            failed = failed or error\n"
+        "            continue\n"
+        "        if profile is not None and profile.digest == digest:",
+        "            profile = load_profile(url)\n"
+        "        except UsageError:\n"
+        "            raise\n"
+        "        except KvformatError as error:\n"
+        "            failed = failed or error\n"
+        "            continue\n"
+        "        if True:",
         "another profile than the one named is taken",
         "trf-0027*",
     ),
