@@ -133,7 +133,6 @@ def prepare(
     coefficients: Coefficients | None = None,
 ) -> tuple[Job, bytes]:
     """The first pass; returns the job and the source digest (CID-1)."""
-    needed = any(plan.quality != EXACT for plan in plans)
     sinks = first_position == 0
     layers = [
         (number, index)
@@ -154,7 +153,7 @@ def prepare(
         x = item.layers[place[1]]
         where = f"group {item.group.name}, layer {item.group.layers[place[1]]}"
         facts = None
-        if needed and item.group.quantisable and not (place[0] in whole and is_modest(x)):
+        if qualities and item.group.quantisable and not (place[0] in whole and is_modest(x)):
             starts = item.group.held(cache.token_count)[0] == 0
             facts = measure_layer(x, sinks=sinks and starts, where=where)
         return digest_tensor(x), facts

@@ -52,9 +52,10 @@ class SetsAhead:
         They go out at once where the first segment needs one, or where the link is idle for
         longer than they take. Elsewhere they would only delay the first segment, and follow it.
         """
-        wanted = dict.fromkeys(key_of(wish) for wish in window)
-        wanted.pop(None, None)
-        batches = self._plan([key for key in wanted if key is not None and self._missing(key)])
+        keys = {key for wish in window if (key := key_of(wish)) is not None}
+        batches = self._plan([key for key in keys if self._missing(key)])
+        if not batches:
+            return
         link = LINKS.of(self._artifact.source)
         wire_s = sum(batch.size_bytes for batch in batches) / link.bytes_per_s
         if wire_s <= link.round_trip_s or key_of(window[0]) in self._waiting:
@@ -71,7 +72,8 @@ class SetsAhead:
             return
         if key not in self._waiting:
             piece = self._piece(key)
-            self._keep(key, self._artifact.front.prefix[piece.offset : piece.stop])
+            data = self._artifact.front.prefix[piece.offset : piece.stop]
+            self._keep(key, data, again=self._artifact.source.remote)
         while key in self._waiting:
             self._take(self._waiting[key])
 
@@ -107,34 +109,25 @@ class SetsAhead:
 
     def _take(self, batch: Batch) -> None:
         """Receive the next set of a request."""
-        if batch.transfer is None:
-            self._start([batch])
-        assert batch.transfer is not None  # noqa: S101 - for the type checker
+        assert batch.transfer is not None  # noqa: S101 - for the type checker; ready started it
         data = batch.transfer.take()
         key = batch.keys.popleft()
         del self._waiting[key]
         if not batch.keys:
             self._beside.end(batch.transfer)
-        self._keep(key, data)
+        self._keep(key, data, again=self._artifact.source.remote)
 
-    def _keep(self, key: Key, data: Data) -> None:
-        """Check a set; a remote storage is asked once more for a damaged one."""
-        source = self._artifact.source
+    def _keep(self, key: Key, data: Data, *, again: bool) -> None:
+        """Check a set; with ``again`` the storage is asked once more for a damaged one."""
         try:
             self._artifact.quantisation_set(*key, bytes(data))
         except InvalidError as error:
-            if error.code == "set.digest" and source.remote:
-                source.meter.retry()
-                self._try_again(key)
+            if again and error.code == "set.digest":
+                self._artifact.source.meter.retry()
+                (data,) = self._beside.fetch([self._piece(key)])
+                self._keep(key, data, again=False)
             else:
                 self.damaged[key] = error
-
-    def _try_again(self, key: Key) -> None:
-        (data,) = self._beside.fetch([self._piece(key)])
-        try:
-            self._artifact.quantisation_set(*key, bytes(data))
-        except InvalidError as error:
-            self.damaged[key] = error
 
 
 def key_of(wish: Wish) -> Key | None:
